@@ -1,0 +1,118 @@
+#pragma once
+
+// GGML_OP_DFLASH: the ops that a hybrid (gated delta net + attention) target and its block draft need and that ggml
+// does not have. One ggml op, the sub-op is op_params[0]. The catalogue with every rule is ggml_patches/README.md.
+//
+// Common rules
+//   * Shapes are in ggml order, fastest dimension first. F32 unless said otherwise.
+//   * L lanes of T rows each; N slots of persistent memory. slots I32[L] names the slot of a lane. A lane is padded
+//   when
+//     its slot is outside 0..N-1 (-1 by convention), when an earlier lane names the same slot (ops that write only), or
+//     when one of its counts is out of range: nothing is read or written for it, its output rows are zeros.
+//   * B is the block capacity of a slot's log. n_pending I32[N], indexed by slot, says how many leading log rows were
+//     accepted and are not in the stored state yet: 0..B.
+//   * A row's numbers depend on that row's lane only: not on T, L, the order of lanes, or the number of threads.
+//
+// Order of effects
+//   Ops that write persistent memory do it to their own sources (state, log, rows). ggml runs nodes in graph order, so
+//   add them with ggml_build_forward_expand in the order in which the effects must happen. The commit ops return a view
+//   of the memory that they changed: pass that view on as state (or rows) to make a later node depend on the commit.
+//
+// Errors
+//   A constructor that is given something it cannot run returns NULL and changes nothing; ggml_dflash_last_error() then
+//   says why. No constructor aborts. ggml_dflash_check() is the predicate behind both the constructors and supports_op.
+
+#include "ggml.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// op_params[0]. Zero is no sub-op, so that a node without parameters is refused.
+enum ggml_dflash_op {
+    GGML_DFLASH_OP_GDN_VERIFY = 1,
+    GGML_DFLASH_OP_GDN_ADVANCE = 2,
+    GGML_DFLASH_OP_GDN_COMMIT = 3,
+    GGML_DFLASH_OP_CONV_VERIFY = 4,
+    GGML_DFLASH_OP_CONV_ADVANCE = 5,
+    GGML_DFLASH_OP_CONV_COMMIT = 6,
+    GGML_DFLASH_OP_ATTENTION = 7,
+};
+
+// Gated delta rule on a block that may still be rejected.
+//   q, k [S,Hk,T,L]; v [S,Hv,T,L]; g (log decay), beta [Hv,T,L]: any strides with contiguous rows
+//   state [S,S,Hv,N] memory [value j][key i], i fastest; log [2S+1,Hv,B,N]; T <= B; value head h reads key head h mod
+//   Hk
+// Per live lane: state <- replay of log rows 0..n_pending-1; then the T rows run from there without touching state, and
+// log row t <- (exp(g) | k | delta). -> [S,Hv,T,L]
+GGML_API struct ggml_tensor * ggml_dflash_gdn_verify(struct ggml_context * ctx, struct ggml_tensor * q,
+                                                     struct ggml_tensor * k, struct ggml_tensor * v,
+                                                     struct ggml_tensor * g, struct ggml_tensor * beta,
+                                                     struct ggml_tensor * state, struct ggml_tensor * log,
+                                                     struct ggml_tensor * slots, struct ggml_tensor * n_pending);
+
+// The same recurrence on rows that are final: replay, then run the n_rows[lane] leading rows (0..T) and keep the state.
+// The log is read, not written; the caller sets n_pending of these slots to 0 afterwards. T is not bounded by B.
+// Rows from n_rows on give zeros. -> [S,Hv,T,L]
+GGML_API struct ggml_tensor * ggml_dflash_gdn_advance(struct ggml_context * ctx, struct ggml_tensor * q,
+                                                      struct ggml_tensor * k, struct ggml_tensor * v,
+                                                      struct ggml_tensor * g, struct ggml_tensor * beta,
+                                                      struct ggml_tensor * state, struct ggml_tensor * log,
+                                                      struct ggml_tensor * slots, struct ggml_tensor * n_pending,
+                                                      struct ggml_tensor * n_rows);
+
+// The replay alone. -> view of state
+GGML_API struct ggml_tensor * ggml_dflash_gdn_commit(struct ggml_context * ctx, struct ggml_tensor * state,
+                                                     struct ggml_tensor * log, struct ggml_tensor * slots,
+                                                     struct ggml_tensor * n_pending);
+
+// Causal depthwise convolution + SiLU on a block that may still be rejected.
+//   x [C,T,L] any strides with contiguous rows; w [K,C], K = 4, tap K-1 meets the row itself; rows [C,K-1+B,N]; T <= B
+// Per live lane: window = rows[n_pending .. n_pending+K-2]; in = window ++ x; y[t] = silu(sum_j w[j]*in[t+j]);
+// afterwards rows[0 .. K-2+T] = in. -> [C,T,L]
+GGML_API struct ggml_tensor * ggml_dflash_conv_verify(struct ggml_context * ctx, struct ggml_tensor * x,
+                                                      struct ggml_tensor * w, struct ggml_tensor * rows,
+                                                      struct ggml_tensor * slots, struct ggml_tensor * n_pending);
+
+// The same on rows that are final: afterwards rows[0 .. K-2] = the last K-1 of (window ++ x[0 .. n_rows-1]). The caller
+// sets n_pending of these slots to 0. T is not bounded by B. Rows from n_rows on give zeros. -> [C,T,L]
+GGML_API struct ggml_tensor * ggml_dflash_conv_advance(struct ggml_context * ctx, struct ggml_tensor * x,
+                                                       struct ggml_tensor * w, struct ggml_tensor * rows,
+                                                       struct ggml_tensor * slots, struct ggml_tensor * n_pending,
+                                                       struct ggml_tensor * n_rows);
+
+// rows[0 .. K-2] <- rows[n_pending .. n_pending+K-2]. -> view of rows
+GGML_API struct ggml_tensor * ggml_dflash_conv_commit(struct ggml_context * ctx, struct ggml_tensor * rows,
+                                                      struct ggml_tensor * slots, struct ggml_tensor * n_pending);
+
+// Attention over paged keys and values.
+//   q [D,Hq,T,L] any strides with contiguous rows; k_pages, v_pages [D,Hkv,16*P] F32, F16 or Q8_0 (each its own type),
+//   rows of D contiguous; table I32[max_pages,N]: position j of slot s is physical row table[j/16,s]*16 + j%16
+//   base I32[L]: position of row 0; n_rows I32[L]: live rows, 0..T
+// Row t at p = base+t sees j with: causal: j <= p, otherwise j < base+n_rows; and p-j < window when window > 0 (later
+// rows of the block stay visible when not causal). Rows from n_rows on, rows whose visible pages are not all in the
+// table or not all in 0..P-1, and rows that see nothing give zeros. Query head h reads kv head h / (Hq/Hkv). ->
+// [D,Hq,T,L]
+GGML_API struct ggml_tensor * ggml_dflash_attention(struct ggml_context * ctx, struct ggml_tensor * q,
+                                                    struct ggml_tensor * k_pages, struct ggml_tensor * v_pages,
+                                                    struct ggml_tensor * table, struct ggml_tensor * slots,
+                                                    struct ggml_tensor * base, struct ggml_tensor * n_rows, float scale,
+                                                    int32_t window, bool causal);
+
+// NULL when a kernel can run the node, otherwise the reason, naming sub-op, source and limit. Valid until the next call
+// in the same thread. Checks the sub-op, every parameter, and type, shape and strides of every source and of the
+// result.
+GGML_API const char * ggml_dflash_check(const struct ggml_tensor * op);
+
+// Why the last constructor call in this thread returned NULL; "" if it did not. Never NULL.
+GGML_API const char * ggml_dflash_last_error(void);
+
+// "gdn_verify", ...; "unknown" for a value outside the enum.
+GGML_API const char * ggml_dflash_op_name(enum ggml_dflash_op op);
+
+// The sub-op of a GGML_OP_DFLASH node.
+GGML_API enum ggml_dflash_op ggml_dflash_get_op(const struct ggml_tensor * op);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,25 @@
+#pragma once
+
+// Shared by ggml-dflash.c (constructors) and ggml-dflash-check.c (predicate); nobody else includes this.
+
+#include "ggml-dflash.h"
+
+#if defined(_MSC_VER)
+#define DFLASH_THREAD_LOCAL __declspec(thread)
+#else
+#define DFLASH_THREAD_LOCAL _Thread_local
+#endif
+
+#define DFLASH_TEXT_SIZE 256
+
+struct dflash_sub_op {
+    const char * name;
+    int n_src;
+    int like;                       // the result has the shape of this source
+    bool is_view;                   // ... and is a view of it
+    unsigned writes;                // bit i: source i is written
+    const char * src[GGML_MAX_SRC]; // names of the sources, for messages
+};
+
+// NULL for an id outside enum ggml_dflash_op
+const struct dflash_sub_op * dflash_find_sub_op(int32_t id);

@@ -1,0 +1,36 @@
+#pragma once
+
+// Every limit of GGML_OP_DFLASH, once: ggml_dflash_check (constructors, supports_op) and the launchers of all backends
+// read the same lists, so that no node is accepted that a launcher has no case for.
+
+// GDN state widths S, as an X-macro so that launchers can expand it into their switch.
+#define GGML_DFLASH_STATE_WIDTHS(X) X(16) X(32) X(64) X(128)
+#define GGML_DFLASH_MAX_STATE_WIDTH 128
+
+// Attention head widths D.
+#define GGML_DFLASH_HEAD_DIMS(X) X(16) X(32) X(64) X(128) X(256)
+#define GGML_DFLASH_MAX_HEAD_DIM 256
+
+// Query heads per kv head.
+#define GGML_DFLASH_GQA_RATIOS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(16)
+
+// Rows of a block that may be rejected, and block capacity of a log (B): 1..16.
+#define GGML_DFLASH_MAX_BLOCK 16
+
+// Rows of a lane in an op without rollback (advance, attention): 1..2^20.
+#define GGML_DFLASH_MAX_ROWS (1 << 20)
+
+// Lanes L of one node: 1..64.
+#define GGML_DFLASH_MAX_LANES 64
+
+// Slots, heads, channels, pages: indices are 32 bit, and so is any product of two that a kernel forms as an index.
+#define GGML_DFLASH_MAX_SLOTS 4096
+#define GGML_DFLASH_MAX_HEADS 1024
+#define GGML_DFLASH_MAX_CHANNELS (1 << 20)
+#define GGML_DFLASH_MAX_PAGES (1 << 24)
+
+// Taps of the causal convolution.
+#define GGML_DFLASH_CONV_TAPS 4
+
+// Positions per page.
+#define GGML_DFLASH_PAGE_ROWS 16

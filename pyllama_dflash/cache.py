@@ -1,0 +1,190 @@
+"""What a request leaves on the device between rounds: paged keys and values, GDN states, conv windows, pending logs.
+
+The host side (which page belongs to whom) and the device side (the tensors) are kept apart: :class:`PagePool` counts,
+:class:`PagedKV` and :class:`RecurrentState` hold tensors.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import RequestError
+from .ggml import Backend, Graph, Tensor, TensorSet, Type
+from .ggml.dflash_ops import PAGE
+
+if TYPE_CHECKING:
+    from .models.dflash import DFlashParams
+    from .models.qwen35 import Qwen35Params
+
+Rows = NDArray[np.int64]
+
+
+class PagePool:
+    """Free pages of a paged cache, lowest first. Host only."""
+
+    def __init__(self, pages: int) -> None:
+        self.pages = pages
+        self._free = list(range(pages))
+
+    @property
+    def free(self) -> int:
+        """Pages nobody holds."""
+        return len(self._free)
+
+    def take(self, n: int) -> list[int]:
+        """`n` pages, or RequestError with nothing taken."""
+        if n > len(self._free):
+            raise RequestError("cache pages", n, f"{len(self._free)} free of {self.pages}")
+        return [heapq.heappop(self._free) for _ in range(n)]
+
+    def give(self, pages: Sequence[int]) -> None:
+        """Return pages."""
+        for page in pages:
+            heapq.heappush(self._free, page)
+
+
+class PagedKV:
+    """Keys and values of some layers in pages of 16 positions, and the table that maps positions to pages.
+
+    k[i], v[i]: [head_dim, kv_heads, 16 * (pages + 1)]: the last page is the spare one that dead rows write to.
+    table: I32 [max_pages, slots].
+    """
+
+    def __init__(
+        self, tensors: TensorSet, name: str, layers: Sequence[int], head_dim: int, kv_heads: int, pages: int,
+        max_pages: int, slots: int, kind: Type,
+    ) -> None:  # fmt: skip
+        shape = (head_dim, kv_heads, PAGE * (pages + 1))
+        self._spare = PAGE * pages
+        self.k = {i: tensors.new(f"{name}.k.{i}", kind, *shape) for i in layers}
+        self.v = {i: tensors.new(f"{name}.v.{i}", kind, *shape) for i in layers}
+        self.table = tensors.new(f"{name}.table", Type.I32, max_pages, slots)
+        self.pages = np.zeros((slots, max_pages), np.int32)
+
+    def assign(self, slot: int, first: int, pages: Sequence[int]) -> None:
+        """Logical pages first.. of `slot` lie in physical `pages`; uploads only these table entries."""
+        self.pages[slot, first : first + len(pages)] = pages
+        if pages:
+            entry = slot * self.pages.shape[1] + first
+            self.table.set(np.asarray(pages, np.int32), 4 * entry)
+
+    def write(self, g: Graph, layer: int, k: Tensor, v: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Put F32 keys and values of n positions at physical `rows` I64 [n]. The layer's pages behind the write."""
+        pages = self.k[layer].shape
+        width = pages[0] * pages[1]
+        written = []
+        for whole, new in ((self.k[layer], k), (self.v[layer], v)):
+            n = new.nelements // width
+            flat = g.set_rows(g.reshape(whole, width, pages[2]), g.reshape(new, width, n), rows)
+            written.append(g.reshape(g.effect(flat), *pages))
+        return written[0], written[1]
+
+    def spare_rows(self, n: int) -> Rows:
+        """`n` rows nobody reads."""
+        return self._spare + np.arange(n, dtype=np.int64) % PAGE
+
+    def rows(self, slot: int, start: int, n: int) -> Rows:
+        """Physical rows of positions start .. start + n - 1."""
+        positions = np.arange(start, start + n, dtype=np.int64)
+        rows: Rows = self.pages[slot, positions // PAGE].astype(np.int64) * PAGE + positions % PAGE
+        return rows
+
+
+class RecurrentState:
+    """GDN states, conv windows and the pending log of each layer, per slot.
+
+    state[i] [S, S, Hv, slots]; log[i] [2 S + 1, Hv, block, slots]; rows[i] [C, K - 1 + block, slots]; pending I32
+    [slots] counts the leading log rows that are accepted and not yet in the state.
+    """
+
+    def __init__(
+        self, tensors: TensorSet, layers: Sequence[int], state: int, value_heads: int, channels: int, taps: int,
+        block: int, slots: int,
+    ) -> None:  # fmt: skip
+        f32 = Type.F32
+        self.state = {i: tensors.new(f"state.{i}", f32, state, state, value_heads, slots) for i in layers}
+        self.log = {i: tensors.new(f"log.{i}", f32, 2 * state + 1, value_heads, block, slots) for i in layers}
+        self.rows = {i: tensors.new(f"rows.{i}", f32, channels, taps - 1 + block, slots) for i in layers}
+        self.pending = tensors.new("pending", Type.I32, slots)
+        self.block = block
+
+    def set_pending(self, slot: int, n: int) -> None:
+        """Accept the first `n` rows of the slot's last block."""
+        if not 0 <= n <= self.block:
+            raise RequestError("pending rows", n, f"0..{self.block}")
+        self.pending.set(np.array([n], np.int32), 4 * slot)
+
+    def clear(self, slot: int) -> None:
+        """Start a slot anew: zero state and window, nothing pending."""
+        slots = self.pending.shape[0]
+        for tensor in (*self.state.values(), *self.rows.values()):
+            size = tensor.nbytes // slots
+            tensor.set(bytes(size), slot * size)
+        self.set_pending(slot, 0)
+
+
+class LaneCache:
+    """All memory of the lanes of one engine: target pages, recurrent state and, with a draft, its ring of pages.
+
+    `n_ctx` positions per slot at most, `block` rows a round, `piece` rows a prefill step.
+    """
+
+    def __init__(
+        self, backend: Backend, target: Qwen35Params, draft: DFlashParams | None, *, n_ctx: int, slots: int,
+        block: int, piece: int, kv_type: Type,
+    ) -> None:  # fmt: skip
+        self.n_ctx = n_ctx
+        self.tensors = TensorSet(backend, 6 * target.n_layer + 64)
+        per_slot = -(-n_ctx // PAGE)
+        self.pool = PagePool(per_slot * slots)
+        attention = [i for i in range(target.n_layer) if not target.recurrent[i]]
+        gdn = [i for i in range(target.n_layer) if target.recurrent[i]]
+        self.kv = PagedKV(
+            self.tensors, "kv", attention, target.head_dim, target.n_head_kv, self.pool.pages, per_slot, slots, kv_type
+        )
+        self.recurrent = RecurrentState(
+            self.tensors, gdn, target.state_size, target.n_v_heads, target.conv_channels, target.conv_kernel, block,
+            slots,
+        )  # fmt: skip
+        self.ring: PagedKV | None = None
+        if draft is not None:
+            kept = min(draft.window, n_ctx) if draft.window else n_ctx
+            ring = min(-(-(kept + max(piece, block)) // PAGE) + 1, per_slot)
+            self.ring = PagedKV(
+                self.tensors, "ring", range(draft.n_layer), draft.head_dim, draft.n_head_kv, ring * slots, per_slot,
+                slots, kv_type,
+            )  # fmt: skip
+        self.tensors.allocate()
+        if self.ring is not None:
+            for slot in range(slots):
+                self.ring.assign(slot, 0, [slot * ring + page % ring for page in range(per_slot)])
+        self._held: dict[int, list[int]] = {}
+
+    def open(self, slot: int, positions: int) -> None:
+        """Give `slot` pages for `positions` positions and an empty state; RequestError when they do not exist."""
+        if slot in self._held:
+            raise RequestError("slot", slot, "a slot that is free")
+        if positions > self.n_ctx:
+            raise RequestError("positions", positions, f"at most n_ctx = {self.n_ctx}")
+        pages = self.pool.take(-(-positions // PAGE))
+        self._held[slot] = pages
+        self.kv.assign(slot, 0, pages)
+        self.recurrent.clear(slot)
+
+    def release(self, slot: int) -> None:
+        """Take the slot's pages back. Nothing happens when it holds none."""
+        self.pool.give(self._held.pop(slot, []))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory held."""
+        return self.tensors.nbytes
+
+    def close(self) -> None:
+        """Release the memory. Idempotent."""
+        self.tensors.close()

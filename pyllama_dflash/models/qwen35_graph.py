@@ -1,0 +1,122 @@
+"""The target's graph. Letters as in :mod:`.qwen35`; n = T * L rows of a batch, h the normed stream [D, n]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..batch import Batch
+from ..cache import PagedKV, RecurrentState
+from ..ggml import Graph, Tensor
+from .layers import linear
+from .qwen35 import Qwen35Params
+from .qwen35_weights import FullAttention, GatedDeltaNet, Qwen35Weights
+
+
+class Mixing(Protocol):
+    """How a batch treats recurrent state: `Verify` keeps it open for rollback, `Advance` moves it on."""
+
+    def conv(self, g: Graph, i: int, x: Tensor, w: Tensor) -> Tensor:
+        """SiLU of the causal convolution of layer i; x and result [C, T, L]."""
+        ...
+
+    def gdn(self, g: Graph, i: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
+        """The gated delta rule of layer i; result [S, Hv, T, L]."""
+        ...
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Rows that may still be rejected: logged, not stored."""
+
+    recurrent: RecurrentState
+    batch: Batch
+
+    def conv(self, g: Graph, i: int, x: Tensor, w: Tensor) -> Tensor:
+        """See :class:`Mixing`."""
+        r, b = self.recurrent, self.batch
+        return g.conv_verify(x, w, r.rows[i], b.slots, r.pending)
+
+    def gdn(self, g: Graph, i: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
+        """See :class:`Mixing`."""
+        r, b = self.recurrent, self.batch
+        return g.gdn_verify(q, k, v, decay, beta, r.state[i], r.log[i], b.slots, r.pending)
+
+
+@dataclass(frozen=True)
+class Advance:
+    """Rows that are final (prefill): the state moves behind the live ones."""
+
+    recurrent: RecurrentState
+    batch: Batch
+
+    def conv(self, g: Graph, i: int, x: Tensor, w: Tensor) -> Tensor:
+        """See :class:`Mixing`."""
+        r, b = self.recurrent, self.batch
+        return g.conv_advance(x, w, r.rows[i], b.slots, r.pending, b.live)
+
+    def gdn(self, g: Graph, i: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
+        """See :class:`Mixing`."""
+        r, b = self.recurrent, self.batch
+        return g.gdn_advance(q, k, v, decay, beta, r.state[i], r.log[i], b.slots, r.pending, b.live)
+
+
+def forward(
+    g: Graph, p: Qwen35Params, w: Qwen35Weights[Tensor], kv: PagedKV, mixing: Mixing, batch: Batch, taps: Sequence[int]
+) -> tuple[Tensor, list[Tensor]]:
+    """The trunk on n = T * L rows: the normed stream for the head, and the streams entering layers `taps`, [D, n]."""
+    x = g.get_rows(w.token_embd, batch.tokens)
+    streams = [x]
+    for i, layer in enumerate(w.layers):
+        h = g.rms_norm(x, p.rms_eps, layer.attn_norm)
+        if layer.gdn is not None:
+            x = g.add(x, _gated_delta_net(g, p, layer.gdn, mixing, i, batch, h))
+        elif layer.attention is not None:
+            x = g.add(x, _full_attention(g, p, layer.attention, kv, i, batch, h))
+        h = g.rms_norm(x, p.rms_eps, layer.ffn_norm)
+        x = g.add(x, linear(g, layer.ffn_down, g.swiglu(linear(g, layer.ffn_gate, h), linear(g, layer.ffn_up, h))))
+        streams.append(x)
+    return g.rms_norm(x, p.rms_eps, w.output_norm), [streams[i] for i in taps]
+
+
+def _full_attention(
+    g: Graph, p: Qwen35Params, w: FullAttention[Tensor], kv: PagedKV, i: int, batch: Batch, h: Tensor
+) -> Tensor:
+    """softmax(rope(q) rope(k)^T / sqrt(d)) v * sigmoid(gate), then the output projection."""
+    d, heads, n = p.head_dim, p.n_head, batch.lanes * batch.rows
+    both = linear(g, w.q, h)  # per head d query rows, then d gate rows
+    strides = (8 * d, both.strides[1])
+    q = g.rms_norm(g.view(both, (d, heads, n), strides), p.rms_eps, w.q_norm)
+    gate = g.reshape(g.cont(g.view(both, (d, heads, n), strides, 4 * d)), d * heads, n)
+    k = g.rms_norm(g.reshape(linear(g, w.k, h), d, p.n_head_kv, n), p.rms_eps, w.k_norm)
+    q, k = (g.rope(t, batch.positions, p.rope_dims, p.rope_base) for t in (q, k))
+    keys, values = kv.write(g, i, k, linear(g, w.v, h), batch.kv_rows)
+    seen = g.attention(
+        g.reshape(q, d, heads, batch.rows, batch.lanes), keys, values, kv.table, batch.slots, batch.base, batch.live,
+        scale=p.attn_scale, window=0, causal=True,
+    )  # fmt: skip
+    return linear(g, w.output, g.mul(g.reshape(seen, d * heads, n), g.sigmoid(gate)))
+
+
+def _gated_delta_net(
+    g: Graph, p: Qwen35Params, w: GatedDeltaNet[Tensor], mixing: Mixing, i: int, batch: Batch, h: Tensor
+) -> Tensor:
+    """S <- exp(a softplus(alpha + dt)) S; S <- S + k beta (v - S^T k)^T; o = S^T q / sqrt(S); RMS(o) silu(z)."""
+    s, hk, hv, c, t, lanes = p.state_size, p.n_k_heads, p.n_v_heads, p.conv_channels, batch.rows, batch.lanes
+    beta = g.reshape(g.sigmoid(linear(g, w.beta, h)), hv, t, lanes)
+    decay = g.reshape(g.mul(g.softplus(g.add(linear(g, w.alpha, h), w.dt_bias)), w.a), hv, t, lanes)
+    u = g.effect(mixing.conv(g, i, g.reshape(linear(g, w.qkv, h), c, t, lanes), w.conv))
+    strides = (4 * s, 4 * c, 4 * c * t)
+    q = _unit(g, p, g.view(u, (s, hk, t, lanes), strides))
+    k = _unit(g, p, g.view(u, (s, hk, t, lanes), strides, 4 * s * hk))
+    v = g.view(u, (s, hv, t, lanes), strides, 8 * s * hk)
+    o = g.effect(mixing.gdn(g, i, q, k, v, decay, beta))
+    z = g.reshape(linear(g, w.gate, h), s, hv, t, lanes)
+    o = g.mul(g.rms_norm(o, p.rms_eps, w.norm), g.silu(z))
+    return linear(g, w.output, g.reshape(o, s * hv, t * lanes))
+
+
+def _unit(g: Graph, p: Qwen35Params, x: Tensor) -> Tensor:
+    """x / sqrt(sum x^2 + eps) per head."""
+    return g.scale(g.rms_norm(x, p.rms_eps / p.state_size), p.state_size**-0.5)

@@ -1,0 +1,172 @@
+"""Rollback: whatever is rejected leaves no trace. States are compared bit for bit with a lane that never speculated."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pyllama_dflash.batch import LaneRows
+from pyllama_dflash.cache import LaneCache
+from pyllama_dflash.ggml import Graph, Type
+from pyllama_dflash.loader import load
+from pyllama_dflash.round import Round
+
+PROMPT = [5, 17, 300, 42, 8, 99, 123, 250, 77, 31, 6]
+BLOCK = 8
+GARBAGE = [1, 2, 3, 4, 5, 6, 7]
+NEXT = [11, 222, 33, 144, 55, 66, 177, 88, 9, 10, 211, 12, 13, 214, 15, 16, 117, 18, 19, 120, 21, 22, 23, 124]
+
+
+@pytest.fixture(scope="module")
+def models(tiny_pair):
+    loaded = load(tiny_pair.target, tiny_pair.draft, "cpu", 1, False)
+    yield loaded
+    loaded.resources.close()
+
+
+class Lane:
+    """A slot with its own caches, driven row by row."""
+
+    def __init__(self, loaded) -> None:
+        m = loaded.models
+        self.cache = LaneCache(
+            loaded.backend, m.target, m.draft, n_ctx=256, slots=2, block=BLOCK, piece=256, kv_type=Type.F16
+        )
+        self.round = Round(loaded.backend, m, self.cache)
+        self.backend = loaded.backend
+        self.slot = 1
+        self.cache.open(self.slot, 256)
+        self.round.advance([LaneRows(self.slot, 0, PROMPT)], 16)
+        self.base = len(PROMPT)
+
+    def verify(self, tokens):
+        (logits,) = self.round.verify([LaneRows(self.slot, self.base, tokens)])
+        return logits
+
+    def accept(self, rows: int) -> None:
+        self.round.accept(self.slot, rows)
+        self.base += rows
+
+    def settled(self) -> list[np.ndarray]:
+        """The slot's states and windows with everything pending promoted (and nothing pending afterwards)."""
+        r = self.cache.recurrent
+        with Graph(self.backend) as g:
+            slots = g.input("slots", Type.I32, 1)
+            for i in r.state:
+                g.effect(g.gdn_commit(r.state[i], r.log[i], slots, r.pending))
+                g.effect(g.conv_commit(r.rows[i], slots, r.pending))
+            g.build()
+            slots.set(np.array([self.slot], np.int32))
+            g.run()
+        r.set_pending(self.slot, 0)
+        return [t.get()[self.slot] for t in r.state.values()] + [
+            t.get().reshape(2, -1, t.shape[0])[self.slot, :3] for t in r.rows.values()
+        ]
+
+    def close(self) -> None:
+        self.round.close()
+        self.cache.close()
+
+
+@pytest.fixture
+def lanes(models):
+    made = [Lane(models), Lane(models)]
+    yield made
+    for lane in made:
+        lane.close()
+
+
+def plain(lane: Lane, tokens) -> np.ndarray:
+    """Logits of single rows, each final."""
+    rows = []
+    for token in tokens:
+        rows.append(lane.verify([token])[0])
+        lane.accept(1)
+    return np.stack(rows)
+
+
+def block(lane: Lane, good, rows: int) -> np.ndarray:
+    """A block whose first `rows` rows are `good` and final, the rest garbage and rejected."""
+    logits = lane.verify([*good[:rows], *GARBAGE][:BLOCK])
+    lane.accept(rows)
+    return logits[:rows]
+
+
+@pytest.mark.parametrize("rows", range(BLOCK + 1))
+def test_state_after_each_accepted_length(lanes, rows):
+    speculating, reference = lanes
+    got = block(speculating, NEXT, rows)
+    if rows:
+        assert np.array_equal(got, plain(reference, NEXT[:rows]))
+    for a, b in zip(speculating.settled(), reference.settled(), strict=True):
+        assert np.array_equal(a, b)
+    follow = NEXT[rows]
+    assert np.array_equal(speculating.verify([follow]), reference.verify([follow]))
+
+
+@pytest.mark.parametrize("first", [1, 3, 8])
+@pytest.mark.parametrize("second", [0, 1, 5, 8])
+def test_twice_in_a_row(lanes, first, second):
+    speculating, reference = lanes
+    block(speculating, NEXT, first)
+    block(speculating, NEXT[first:], second)
+    plain(reference, NEXT[: first + second])
+    follow = NEXT[first + second]
+    assert np.array_equal(speculating.verify([follow]), reference.verify([follow]))
+    for a, b in zip(speculating.settled(), reference.settled(), strict=True):
+        assert np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("first", [1, 4, 8])
+def test_through_a_plain_step(lanes, first):
+    speculating, reference = lanes
+    block(speculating, NEXT, first)
+    plain(speculating, NEXT[first : first + 1])
+    block(speculating, NEXT[first + 1 :], 3)
+    plain(reference, NEXT[: first + 4])
+    for a, b in zip(speculating.settled(), reference.settled(), strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_prefill_uses_up_pending_rows(lanes):
+    speculating, reference = lanes
+    block(speculating, NEXT, 5)
+    speculating.round.advance([LaneRows(speculating.slot, speculating.base, NEXT[5:12])], 8)
+    plain(reference, NEXT[:12])
+    for a, b in zip(speculating.settled(), reference.settled(), strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_pieces_do_not_change_the_state(models):
+    whole, cut = Lane(models), Lane(models)
+    whole.round.advance([LaneRows(1, whole.base, NEXT[:20])], 32)
+    cut.round.advance([LaneRows(1, cut.base, NEXT[:7])], 8)
+    cut.round.advance([LaneRows(1, cut.base + 7, NEXT[7:20])], 16)
+    for a, b in zip(whole.settled(), cut.settled(), strict=True):
+        assert np.array_equal(a, b)
+    whole.base = cut.base = whole.base + 20
+    assert np.array_equal(whole.verify(NEXT[:8]), cut.verify(NEXT[:8]))
+    whole.close()
+    cut.close()
+
+
+def test_draft_ring_forgets_rejected_rows(lanes):
+    """Proposals depend on accepted tokens only, whatever was rejected at the same positions before."""
+    a, b = lanes
+    block(a, NEXT, 3)
+    b.verify([*NEXT[:3], 400, 401, 402, 403, 404])
+    b.accept(3)
+    (one,), (two,) = (lane.round.propose([lane.slot], [lane.base], [NEXT[3]]) for lane in lanes)
+    for x, y in ((one.ids, two.ids), (one.first, two.first), (one.edges, two.edges)):
+        assert np.array_equal(x, y)
+
+
+def test_clearing_a_slot_leaves_its_neighbour_alone(models):
+    lane = Lane(models)
+    before = lane.settled()
+    lane.cache.open(0, 16)
+    lane.cache.recurrent.clear(0)
+    lane.cache.release(0)
+    for x, y in zip(before, lane.settled(), strict=True):
+        assert np.array_equal(x, y)
+    lane.close()

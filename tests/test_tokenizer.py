@@ -1,0 +1,422 @@
+"""The vocabulary: against a slow BPE of our own, round trips, streaming, chat templates, files that must be refused."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import tiny_pair
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyllama_dflash.chat_template import ChatTemplate
+from pyllama_dflash.errors import EngineClosed, FileError, RequestError
+from pyllama_dflash.gguf_file import TOKENS, GGUFFile
+from pyllama_dflash.tokenizer import MAX_TEXT_BYTES, StreamDecoder, Tokenizer
+
+VOCABULARY = Path(__file__).resolve().parent.parent / "vendor/llama.cpp/models/ggml-vocab-qwen35.gguf"
+
+
+@pytest.fixture(scope="module")
+def qwen():
+    with Tokenizer(VOCABULARY) as tokenizer:
+        yield tokenizer
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tokens, against byte-pair encoding written down from its definition
+# ---------------------------------------------------------------------------------------------------------------------
+class SlowBPE:
+    """Splits by the published expression, then merges the best-ranked neighbours, leftmost first, until none is left.
+
+    Python's `re` has no classes for letters and numbers of all scripts: `[^\\W\\d_]` stands for letters, so texts with
+    combining marks or numbers beyond the digits are outside of it.
+    """
+
+    SPLIT = re.compile(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\w]?[^\W\d_]+|_?[^\W\d_]+|\d"
+        r"| ?(?:[^\s\w]|_)+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+
+    def __init__(self, path: Path) -> None:
+        with GGUFFile(path) as file:
+            self.ids = {token.decode(): i for i, token in enumerate(file.string_array(TOKENS))}
+            merges = [tuple(m.decode().split(" ", 1)) for m in file.string_array("tokenizer.ggml.merges")]
+        self.ranks = {merge: rank for rank, merge in enumerate(merges)}
+        self.letters = byte_letters()
+
+    def encode(self, text: str) -> list[int]:
+        return [i for word in self.SPLIT.findall(text) for i in self.word(word)]
+
+    def word(self, word: str) -> list[int]:
+        parts = [self.letters[b] for b in word.encode()]
+        while len(parts) > 1:
+            ranks = [self.ranks.get(pair, 1 << 30) for pair in pairwise(parts)]
+            if min(ranks) == 1 << 30:
+                break
+            i = ranks.index(min(ranks))
+            parts[i : i + 2] = [parts[i] + parts[i + 1]]
+        return [self.ids[p] for p in parts]
+
+
+def byte_letters() -> dict[int, str]:
+    """The printable letter that stands for each byte in a byte-level vocabulary."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [b for b in range(256) if b not in shown]
+    return {b: chr(b) for b in shown} | {b: chr(256 + i) for i, b in enumerate(hidden)}
+
+
+@pytest.fixture(scope="module")
+def slow():
+    return SlowBPE(VOCABULARY)
+
+
+def test_well_known_tokens(qwen):
+    assert qwen.encode("Hello world") == [9707, 1879]
+    assert qwen.encode("") == []
+    assert (qwen.n_vocab, qwen.bos_id, qwen.eot_id, qwen.mask_id) == (151936, 151643, 151645, None)
+    assert qwen.piece(9707) == b"Hello" and qwen.piece(1879) == b" world"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def fibonacci(n):\n    if n < 2:\n        return n\n\n\n    return fibonacci(n - 1)  # they'LL see\r\n",
+        "   leading, trailing   ",
+        "tabs\t\tand\n\n \n mixed \t whitespace\n",
+        "snake_case __dunder__ CamelCase 1234567 3.14e-10 0xFF",
+        "é ñ ü Привет мир 你好世界 🦙🚀 ¿qué?",
+        "'s't're've'm'll'd I'M YOU'RE",
+        "!!!???...---===>>> $#@% ```python\n```",
+        "a" * 200 + " " * 77 + "\n" * 33,
+    ],
+)
+def test_encode_equals_the_slow_bpe(qwen, slow, text):
+    assert qwen.encode(text) == slow.encode(text)
+
+
+@given(text=st.text("abcXY _'.,;()=0129\n\r\t éПр你🦙", max_size=60))
+@settings(max_examples=300, deadline=None)
+def test_encode_equals_the_slow_bpe_on_random_text(qwen, slow, text):
+    assert qwen.encode(text) == slow.encode(text)
+
+
+@given(text=st.text(max_size=80))
+@settings(max_examples=300, deadline=None)
+def test_every_text_comes_back(qwen, text):
+    tokens = qwen.encode(text)
+    assert qwen.decode(tokens) == text
+    assert len(tokens) <= len(text.encode())
+
+
+def test_nul_is_text(qwen):
+    tokens = qwen.encode("a\0b\0")
+    assert qwen.decode(tokens) == "a\0b\0" and len(tokens) == 4
+
+
+def test_control_tokens_only_on_request(qwen):
+    text = "<|im_start|>user\nhi<|im_end|>"
+    parsed, plain = qwen.encode(text, parse_special=True), qwen.encode(text)
+    assert parsed[-1] == qwen.eot_id and qwen.eot_id not in plain
+    assert qwen.decode(plain) == text == qwen.decode(parsed, special=True)
+    assert qwen.decode(parsed) == "user\nhi"
+    assert qwen.is_eog(qwen.eot_id) and qwen.is_control(qwen.eot_id) and not qwen.is_eog(parsed[1])
+
+
+def test_long_words_neither_crash_nor_crawl(qwen):
+    for unit in ("a", " ", "\n", "1", "é", "!"):
+        text = unit * 150_000
+        start = time.monotonic()
+        assert qwen.decode(qwen.encode(text)) == text
+        assert time.monotonic() - start < 60
+
+
+@pytest.mark.parametrize("text", ["\ud800", "ok\udfff", b"bytes", None, 3])
+def test_bad_texts_are_refused(qwen, text):
+    with pytest.raises(RequestError, match=r"^text: "):
+        qwen.encode(text)
+
+
+def test_too_long_a_text_is_refused(qwen):
+    with pytest.raises(RequestError, match=rf"^text: {MAX_TEXT_BYTES + 1} bytes given; expected at most"):
+        qwen.encode("x" * (MAX_TEXT_BYTES + 1))
+
+
+@pytest.mark.parametrize("token", [-1, 151936, 2**31, -(2**40), "7", None, 1.0])
+def test_bad_tokens_are_refused(qwen, token):
+    for call in (qwen.piece, qwen.is_eog, qwen.is_control, lambda t: qwen.decode([5, t])):
+        with pytest.raises(RequestError, match=r"^token: .* expected 0\.\.151935$"):
+            call(token)
+
+
+def test_threads_share_a_vocabulary(qwen):
+    text = "def f(x):\n    return x\n" * 200
+    expected, results = qwen.encode(text), []
+    threads = [threading.Thread(target=lambda: results.append(qwen.encode(text))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [expected] * 4
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Streaming
+# ---------------------------------------------------------------------------------------------------------------------
+def streamed(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
+    decoder = StreamDecoder(tokenizer)
+    return [*(decoder.feed(t) for t in tokens), decoder.flush()]
+
+
+@given(tokens=st.lists(st.integers(0, 151935) | st.integers(0, 255), max_size=40))
+@settings(max_examples=300, deadline=None)
+def test_streamed_parts_join_to_the_whole(qwen, tokens):
+    assert "".join(streamed(qwen, tokens)) == qwen.decode(tokens)
+
+
+def test_a_character_appears_with_its_last_byte(qwen):
+    by_byte = {qwen.piece(t): t for t in range(256)}
+    llama = [by_byte[bytes([b])] for b in "🦙é".encode()]
+    assert streamed(qwen, llama) == ["", "", "", "🦙", "", "é", ""]
+    assert streamed(qwen, llama[:3]) == ["", "", "", "\ufffd"]
+    broken = [llama[0], llama[1], by_byte[b"x"], by_byte[b"\xff"], *llama[4:]]
+    assert streamed(qwen, broken) == ["", "", "\ufffdx", "\ufffd", "", "é", ""]
+
+
+def test_a_flushed_decoder_starts_anew(qwen):
+    decoder = StreamDecoder(qwen)
+    first = next(t for t in range(256) if qwen.piece(t) == b"\xf0")
+    assert (decoder.feed(first), decoder.flush(), decoder.flush()) == ("", "\ufffd", "")
+    assert decoder.feed(9707) == "Hello"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Opening
+# ---------------------------------------------------------------------------------------------------------------------
+SMALL = tiny_pair.TinyPair().target()
+
+
+def write(tmp_path: Path, **changes: object) -> Path:
+    """A small vocabulary, with keys set or (None) taken away; __ stands for a dot."""
+    model = tiny_pair.Model("qwen35", dict(SMALL.kv))
+    for key, value in changes.items():
+        name = "tokenizer." + key.replace("__", ".")
+        if value is None:
+            del model.kv[name]
+        else:
+            model.kv[name] = value
+    return model.write(tmp_path / "vocabulary.gguf")
+
+
+def test_the_pair_s_vocabulary_opens(tmp_path):
+    path = write(tmp_path)
+    with Tokenizer(path) as small:
+        assert small.n_vocab == 512
+        assert (small.eos_id, small.pad_id, small.bos_id) == (509, 510, 510)
+        assert small.is_eog(small.eos_id)
+        assert small.decode(small.encode("any bytes \x00\x7f é 🦙")) == "any bytes \x00\x7f é 🦙"
+    with GGUFFile(path) as file:
+        Tokenizer(file).close()
+        assert not file.closed
+
+
+def test_bos_is_added_where_the_model_wants_it(tmp_path):
+    with Tokenizer(write(tmp_path, ggml__add_bos_token=("bool", True))) as small:
+        assert small.encode("a")[0] == small.bos_id and len(small.encode("a", add_special=False)) == 1
+        assert small.encode("") == [small.bos_id]
+
+
+TOKENS_OF_THE_SMALL = tiny_pair.vocabulary(512)[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ggml__model": ("str", "llama")}, "tokenizer.ggml.model: .*found llama; expected one of gpt2"),
+        ({"ggml__model": None}, "tokenizer.ggml.model: required key is missing"),
+        ({"ggml__model": ("u32", 3)}, "tokenizer.ggml.model: wrong type"),
+        ({"ggml__pre": ("str", "default")}, "tokenizer.ggml.pre: .*found default; expected one of qwen35"),
+        ({"ggml__pre": None}, "tokenizer.ggml.pre: required key is missing"),
+        ({"ggml__tokens": None}, "tokenizer.ggml.tokens: required key is missing"),
+        ({"ggml__tokens": ("[i32]", [1, 2])}, "tokenizer.ggml.tokens: wrong type"),
+        (
+            {"ggml__tokens": ("[str]", [*TOKENS_OF_THE_SMALL[:-1], "!"])},
+            "tokenizer.ggml.tokens: two tokens are the same.*; found '!' at 0 and 511",
+        ),
+        (
+            {"ggml__tokens": ("[str]", ["[EMPTY_1]", "", *TOKENS_OF_THE_SMALL[2:]])},
+            "tokenizer.ggml.tokens: .* one is empty; found an empty one at 1",
+        ),
+        (
+            {"ggml__token_type": ("[i32]", [1] * 7 + [6] + [1] * 504)},
+            r"tokenizer.ggml.token_type\[7\]: a byte token in a byte-level BPE",
+        ),
+        ({"ggml__token_type": ("[i32]", [1] * 511)}, "the vocabulary cannot be used: .*toktypes"),
+        ({"ggml__merges": None}, "the vocabulary cannot be used: .*merges"),
+        ({"ggml__merges": ("[i32]", [1])}, "the vocabulary cannot be used: .*merges"),
+        ({"ggml__eos_token_id": ("str", "x")}, "the vocabulary cannot be used: .*eos"),
+    ],
+    ids=str,
+)
+def test_vocabularies_libllama_cannot_take_are_refused(tmp_path, changes, message):
+    path = write(tmp_path, **changes)
+    with pytest.raises(FileError, match=message) as caught:
+        Tokenizer(path)
+    assert caught.value.file == str(path)
+
+
+def test_ids_out_of_range_are_no_tokens(tmp_path):
+    with Tokenizer(write(tmp_path, ggml__bos_token_id=("u32", 512), ggml__eos_token_id=("u32", 2**32 - 1))) as small:
+        # libllama falls back to its default for this kind of vocabulary.
+        assert small.bos_id == small.eos_id == 11
+        small.encode("abc")
+
+
+def test_files_that_are_none(tmp_path):
+    with pytest.raises(FileError, match=r"absent.gguf: cannot be opened"):
+        Tokenizer(tmp_path / "absent.gguf")
+    (tmp_path / "bad.gguf").write_bytes(VOCABULARY.read_bytes()[:1_000_000])
+    with pytest.raises(FileError, match=r"bad.gguf: header is malformed or truncated"):
+        Tokenizer(tmp_path / "bad.gguf")
+
+
+def test_a_closed_tokenizer_says_so():
+    tokenizer = Tokenizer(VOCABULARY)
+    assert not tokenizer.closed
+    tokenizer.close()
+    tokenizer.close()
+    assert tokenizer.closed
+    for use in (
+        lambda: tokenizer.encode("a"), lambda: tokenizer.piece(1), lambda: tokenizer.is_eog(1),
+        lambda: tokenizer.chat_template,
+    ):  # fmt: skip
+        with pytest.raises(EngineClosed, match="is closed"):
+            use()
+
+
+def test_opening_is_quick():
+    start = time.monotonic()
+    Tokenizer(VOCABULARY).close()
+    assert time.monotonic() - start < 10  # about half a second on an idle machine
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Chat templates
+# ---------------------------------------------------------------------------------------------------------------------
+MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+
+
+def test_the_file_s_template_is_used(tmp_path, qwen):
+    with Tokenizer(write(tmp_path)) as small:
+        text = small.apply_chat_template(MESSAGES)
+        assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n<|im_start|>assistant\n"
+        assert small.apply_chat_template(MESSAGES[:1], add_generation_prompt=False).endswith("hi<|im_end|>\n")
+    with Tokenizer(write(tmp_path, chat_template=("str", "{{ eos_token }}|{{ x }}"))) as small:
+        assert small.apply_chat_template([], x=3) == tiny_pair.EOS_TEXT + "|3"
+    with (
+        Tokenizer(write(tmp_path, chat_template=None)) as small,
+        pytest.raises(RequestError, match="has none"),
+    ):
+        small.apply_chat_template(MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{% for i in range(9) %}{% if i == 2 %}{% continue %}{% endif %}{% if i > 3 %}{% break %}{% endif %}{{ i }}"
+         "{% endfor %}", "013"),
+        ("a\n  {% if true %}\nb\n  {% endif %}\nc\n", "a\nb\nc"),
+        ("{{ {'k': 'é<', 'n': [1, 2]} | tojson }}", '{"k": "é<", "n": [1, 2]}'),
+        ("{{ [1] | tojson(indent=1) }}", "[\n 1\n]"),
+        ("{{ 'a' ~ 1 ~ ['b'] }}", "a1['b']"),
+        ("{{ ['a', 1] | join('-') }}{{ '+'.join(['x', 'y']) }}", "a-1x+y"),
+        ("{{ [{'n': 1}, {'n': 2}] | join(',', attribute='n') }}", "1,2"),
+        ("{{ 'aXbX' | replace('X', '..') }}{{ 'aXbX'.replace('X', '', 1) }}", "a..b..abX"),
+        ("{{ 'a\nb' | indent(2) }}", "a\n  b"),
+        ("{% generation %}x{{ 1 }}{% endgeneration %}", "x1"),
+        ("{{ 7 % 4 + 2 * 3 }}{{ 'ab' * 2 }}{{ [1] + [2] }}", "9abab[1, 2]"),
+        ("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "2"),
+        ("{% macro m(context) %}{{ context.role }}{% endmacro %}{{ m(context=messages[0]) }}", "user"),
+        ("{{ strftime_now('%Y') | int > 2000 }}", "True"),
+        ("{{ missing is defined }}{{ missing }}", "False"),
+    ],
+)  # fmt: skip
+def test_templates_find_the_usual_conventions(source, expected):
+    assert ChatTemplate(source).render(messages=MESSAGES) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate given"),
+        ("{% if %}", "in line 1"),
+        ("{% if x %}", "end of template"),
+        ("{{ ''.__class__.__mro__ }}", "SecurityError|unsafe"),
+        ("{{ messages.__class__.__base__.__subclasses__() }}", "SecurityError|unsafe"),
+        ("{{ raise_exception.__globals__.x }}", "SecurityError|unsafe"),
+        ("{{ messages.append(1) }}", "SecurityError|unsafe"),
+        ("{{ messages[0].update(role='x') }}", "SecurityError|unsafe"),
+        ("{{ cycler.__init__.__globals__.os.system('true') }}", "SecurityError|unsafe|UndefinedError"),
+        ("{% include 'x' %}", "no loader|TypeError"),
+        ("{{ lipsum() }}", "UndefinedError"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ x.y.z }}", "UndefinedError"),
+        ("{{ 'a' * 100000000 }}", "would make more than"),
+        ("{{ [0] * 100000000 }}", "would make more than"),
+        ("{{ 100000000 * 'a' }}", "would make more than"),
+        ("{{ 9 ** 999999999 }}", "not offered"),
+        ("{{ '%999999999d' % 1 }}", "not offered"),
+        ("{{ '{:999999999}'.format(1) }}", "SecurityError|unsafe"),
+        ("{{ 'a'.ljust(999999999) }}", "SecurityError|unsafe"),
+        ("{{ 'a' | center(999999999) }}", "No filter named 'center'"),
+        ("{{ 'a\nb' | indent(999999999) }}", "more than 64"),
+        ("{{ [1] | tojson(indent=999999999) }}", "not in 0..64"),
+        ("{% set x = namespace(s='ab') %}{% for i in range(40) %}{% set x.s = x.s ~ x.s %}{% endfor %}", "joining"),
+        ("{% set x = namespace(s='ab') %}{% for i in range(40) %}{% set x.s = x.s + x.s %}{% endfor %}", r"\+ would"),
+        ("{% set x = namespace(s='aa') %}{% for i in range(9) %}{% set x.s = x.s | replace('a', x.s) %}{% endfor %}",
+         "replace would"),
+        ("{% set x = namespace(s='aa') %}{% for i in range(9) %}{% set x.s = x.s.replace('a', x.s) %}{% endfor %}",
+         "replace would"),
+        ("{% set x = namespace(s='aa') %}{% for i in range(40) %}{% set x.s = x.s.join([x.s, x.s]) %}{% endfor %}",
+         "joining"),
+        ("{% set x = namespace(s='ab') %}{% for i in range(40) %}{% set b %}{{ x.s }}{{ x.s }}{% endset %}"
+         "{% set x.s = b %}{% endfor %}", "joining"),
+        ("{% set x = namespace(n=9) %}{% for i in range(40) %}{% set x.n = x.n * x.n %}{% endfor %}", "too large"),
+        ("{{ range(999999999) }}", "OverflowError|Range too big"),
+        ("{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", "the output passes"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
+        ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "recursion|nested|RecursionError"),
+        ("x" * (1 << 20) + "y", "at most 1048576"),
+    ],
+    ids=lambda value: value[:60],
+)  # fmt: skip
+def test_templates_that_fail_or_mean_harm(source, message):
+    messages = [dict(m) for m in MESSAGES]
+    with pytest.raises(RequestError, match=r"^chat template: ") as caught:
+        ChatTemplate(source).render(messages=messages)
+    assert re.search(message, f"{caught.value.value} given"), caught.value.value
+    assert messages == MESSAGES
+
+
+def test_an_endless_template_is_stopped(monkeypatch):
+    monkeypatch.setattr("pyllama_dflash.chat_template.MAX_SECONDS", 0.3)
+    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    start = time.monotonic()
+    with pytest.raises(RequestError, match=r"did not end within 0\.3 s"):
+        ChatTemplate(loops).render()
+    assert time.monotonic() - start < 10
+    assert ChatTemplate("{{ 1 }}").render() == "1"
+
+
+def test_templates_render_in_any_thread():
+    template, results = ChatTemplate("{% for m in messages %}{{ m.role }} {% endfor %}"), []
+    threads = [threading.Thread(target=lambda: results.append(template.render(messages=MESSAGES))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == ["user assistant "] * 3

@@ -1,0 +1,28 @@
+# Our own sources in the mirrored tree join upstream's targets here, so that no patch has to touch a CMake file.
+function(dflash_add target)
+  list(TRANSFORM ARGN PREPEND ${LLAMA_CPP}/ggml/src/)
+  file(GLOB sources CONFIGURE_DEPENDS ${ARGN})
+  if(NOT TARGET ${target} OR NOT sources)
+    return()
+  endif()
+  target_sources(${target} PRIVATE ${sources})
+  get_target_property(directory ${target} SOURCE_DIR)
+  foreach(source ${sources})
+    if(source MATCHES "\\.(c|cpp)$")
+      # Rounding is part of the ops' contract: a multiply-add is fused where the source says so and nowhere else.
+      set_property(SOURCE ${source} TARGET_DIRECTORY ${target} APPEND PROPERTY COMPILE_OPTIONS
+        -ffp-contract=off -Wall -Wextra -Wno-unused-function)
+    endif()
+  endforeach()
+endfunction()
+
+dflash_add(ggml-base ggml-dflash*.c ggml-dflash*.cpp dflash/*.c dflash/*.cpp)
+dflash_add(ggml-cpu ggml-cpu/dflash/*.c ggml-cpu/dflash/*.cpp)
+dflash_add(ggml-cuda ggml-cuda/dflash/*.cu)
+dflash_add(ggml-hip ggml-cuda/dflash/*.cu)
+dflash_add(ggml-sycl ggml-sycl/dflash/*.cpp)
+
+# The repacked weight formats are switched off (GGML_CPU_REPACK), yet upstream compiles them: half a minute for nothing.
+get_target_property(sources ggml-cpu SOURCES)
+list(FILTER sources EXCLUDE REGEX "repack\\.cpp$")
+set_property(TARGET ggml-cpu PROPERTY SOURCES ${sources})

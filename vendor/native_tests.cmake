@@ -1,0 +1,13 @@
+# One ctest program per file; each gets the CPU module's path as DFLASH_CPU_MODULE and as its first argument.
+file(GLOB tests CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/ggml_patches/src/tests/*.cpp)
+foreach(source ${tests})
+  get_filename_component(name ${source} NAME_WE)
+  add_executable(${name} ${source})
+  target_link_libraries(${name} PRIVATE ggml ggml-base)
+  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/vendor/llama.cpp/ggml/src)
+  target_compile_definitions(${name} PRIVATE DFLASH_CPU_MODULE="$<TARGET_FILE:ggml-cpu>")
+  target_compile_options(${name} PRIVATE -Wall -Wextra)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/tests)
+  add_dependencies(${name} ggml-cpu)
+  add_test(NAME ${name} COMMAND ${name} $<TARGET_FILE:ggml-cpu>)
+endforeach()
