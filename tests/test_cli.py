@@ -132,7 +132,7 @@ def test_shipped_pair_is_found_by_name(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def options(tiny_pair):
     """Options that every run shares, so that texts are comparable."""
-    return ["-m", tiny_pair.target, "-md", tiny_pair.draft, "--device", "cpu", "-c", "512", "-n", "40", "--ignore-eos"]
+    return ["-m", tiny_pair.target, "-md", tiny_pair.draft, "-t", "1", "-c", "512", "-n", "40", "--ignore-eos"]
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ def results(tiny_pair):
     """The engine's own results by (temperature, seed)."""
     from pyllama_dflash import Engine
 
-    with Engine.load(tiny_pair.target, tiny_pair.draft, device="cpu", n_ctx=512) as engine:
+    with Engine.load(tiny_pair.target, tiny_pair.draft, device="cpu", n_ctx=512, threads=1) as engine:
         return {
             (t, s): engine.generate(PROMPT, temperature=t, seed=s, max_tokens=40, ignore_eos=True)
             for t, s in ((0.0, 0), (0.8, 3))
@@ -242,7 +242,7 @@ def tiny_pair_of(folder, **changes):
 @pytest.fixture
 def endless(tmp_path, tiny_pair):
     """A process that would print for a long time; it has printed its first bytes."""
-    options = ["-m", tiny_pair.target, "-md", tiny_pair.draft, "-c", "8192", "-n", "8000", "--ignore-eos"]
+    options = ["-m", tiny_pair.target, "-md", tiny_pair.draft, "-t", "1", "-c", "8192", "-n", "8000", "--ignore-eos"]
     process = subprocess.Popen(
         [*COMMAND, "generate", PROMPT, *map(str, options)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, cwd=tmp_path,

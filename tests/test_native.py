@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import subprocess
 import sys
@@ -127,6 +128,19 @@ def test_missing_extension_says_what_to_do(tmp_path: Path) -> None:
 def test_import_restores_the_loader_flags(tmp_path: Path) -> None:
     program = "import sys; f = sys.getdlopenflags(); import pyllama_dflash._native; assert sys.getdlopenflags() == f"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
+
+
+def test_native_logs_go_to_logging_and_nowhere_else(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from pyllama_dflash.ggml import logs
+
+    with caplog.at_level(logging.DEBUG, logger=logs.logger.name):
+        assert lib.ggml_backend_load(b"/no/such/module.so") == ffi.NULL
+    assert ["/no/such/module.so" in record.getMessage() for record in caplog.records] == [True]
+    assert caplog.records[0].levelno == logging.ERROR
+    assert capfd.readouterr() == ("", "")
+    assert "/no/such/module.so" in logs.native_log_tail()
 
 
 def test_to_float() -> None:

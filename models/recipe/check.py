@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def relative(a: Tensor, b: Tensor) -> float:
-    return float((a - b).norm() / b.norm())
+    return float(((a - b).norm() / b.norm()).detach())
 
 
 def check_chunked(device: str) -> float:

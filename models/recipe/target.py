@@ -18,6 +18,7 @@ Training runs the recurrence in chunks of 64 tokens (``gdn_chunked``); generatio
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import torch
@@ -63,6 +64,11 @@ def unit(x: Tensor, eps: float) -> Tensor:
     """x / sqrt(sum x^2 + eps) over the last axis, in F32."""
     y = x.float()
     return y * torch.rsqrt(y.square().sum(-1, keepdim=True) + eps)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + e^x), from elementary functions: the library's backward has other strides compiled than not."""
+    return x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))
 
 
 def rope_tables(positions: Tensor, n_rot: int, base: float) -> tuple[Tensor, Tensor]:
@@ -239,7 +245,7 @@ class Block(nn.Module):
 
     def gdn_parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Projection before convolution, z gate, log decay g and beta (F32)."""
-        a = F.softplus(self.ssm_alpha(x).float() + self.ssm_dt.bias)
+        a = softplus(self.ssm_alpha(x).float() + self.ssm_dt.bias)
         return self.attn_qkv(x), self.attn_gate(x), -self.ssm_a_log.exp() * a, torch.sigmoid(self.ssm_beta(x).float())
 
     def gdn_split(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -351,30 +357,24 @@ class Target(nn.Module):
 
 
 class Stepper:
-    """One-token decoding for a fixed batch with static buffers, so that a step can be captured once and replayed.
+    """One-token decoding of a fixed batch; all rows are at the same position.
 
-    Row b of the batch is at position ``position`` (one for all rows); tokens are given from outside.
+    ``recurrence`` is ``gdn_step`` or a compiled form of it: it moves nearly all of the bytes.
     """
 
-    def __init__(self, model: Target, batch: int, length: int, cache_type: torch.dtype) -> None:
+    def __init__(self, model: Target, batch: int, length: int, cache_type: torch.dtype,
+                 recurrence: Callable[..., tuple[Tensor, Tensor]] = gdn_step) -> None:
         c, dev = model.c, model.token_embd.weight.device
-        self.model, self.length = model, length
-        kd = 2 * c.k_heads * c.state + c.v_heads * c.state
+        self.model, self.length, self.recurrence, self.position = model, length, recurrence, 0
+        channels = 2 * c.k_heads * c.state + c.v_heads * c.state
         rec = [i for i in range(c.n_layer) if c.recurrent(i)]
         full = [i for i in range(c.n_layer) if not c.recurrent(i)]
         self.state = {i: torch.zeros(batch, c.v_heads, c.state, c.state, device=dev) for i in rec}
-        self.window = {i: torch.zeros(batch, c.conv - 1, kd, device=dev) for i in rec}
+        self.window = {i: torch.zeros(batch, c.conv - 1, channels, device=dev) for i in rec}
         shape = (batch, c.n_head_kv, length, c.head_dim)
         self.k = {i: torch.zeros(shape, device=dev, dtype=cache_type) for i in full}
         self.v = {i: torch.zeros(shape, device=dev, dtype=cache_type) for i in full}
-        self.position = torch.zeros(1, dtype=torch.long, device=dev)
         self.cos, self.sin = rope_tables(torch.arange(length, device=dev), c.n_rot, c.rope_base)
-
-    def reset(self) -> None:
-        for group in (self.state, self.window, self.k, self.v):
-            for t in group.values():
-                t.zero_()
-        self.position.zero_()
 
     def mix(self, i: int, block: Block, x: Tensor) -> Tensor:
         c = block.c
@@ -382,21 +382,20 @@ class Stepper:
             m, z, g, beta = block.gdn_parts(x)
             window = torch.cat([self.window[i], m.float()[:, None]], 1)  # [B,conv,channels]
             u = F.silu((window * block.ssm_conv1d.weight.T).sum(1))
-            self.window[i].copy_(window[:, 1:])
+            self.window[i] = window[:, 1:]
             q, k, v = block.gdn_split(u)
             r = c.v_heads // c.k_heads
-            o, state = gdn_step(q.repeat(1, r, 1), k.repeat(1, r, 1), v, g, beta, self.state[i])
-            self.state[i].copy_(state)
+            o, self.state[i] = self.recurrence(q.repeat(1, r, 1), k.repeat(1, r, 1), v, g, beta, self.state[i])
             return block.gdn_finish(o, z)
-        q, k, v, gate = block.attention_parts(x, self.cos[self.position], self.sin[self.position])
-        self.k[i].index_copy_(2, self.position, k[:, :, None].to(self.k[i].dtype))
-        self.v[i].index_copy_(2, self.position, v[:, :, None].to(self.v[i].dtype))
+        at = self.position
+        q, k, v, gate = block.attention_parts(x, self.cos[at], self.sin[at])
+        self.k[i][:, :, at] = k.to(self.k[i].dtype)
+        self.v[i][:, :, at] = v.to(self.v[i].dtype)
+        keys, values = self.k[i][:, :, : at + 1], self.v[i][:, :, : at + 1]
         r = c.n_head // c.n_head_kv
-        qs = q.unflatten(1, (c.n_head_kv, r)).to(self.k[i].dtype)  # query head h reads kv head h // r
-        score = (qs @ self.k[i].transpose(-1, -2)).float() / math.sqrt(c.head_dim)
-        hidden = torch.arange(self.length, device=x.device) > self.position
-        p = score.masked_fill(hidden, float("-inf")).softmax(-1)
-        o = (p.to(self.v[i].dtype) @ self.v[i]).flatten(1, 2)
+        qs = q.unflatten(1, (c.n_head_kv, r)).to(keys.dtype)  # query head h reads kv head h // r
+        p = ((qs @ keys.transpose(-1, -2)).float() / math.sqrt(c.head_dim)).softmax(-1)
+        o = (p.to(values.dtype) @ values).flatten(1, 2)
         return block.attn_output((o * torch.sigmoid(gate.float()).to(o.dtype)).flatten(-2).to(x.dtype))
 
     def step(self, ids: Tensor) -> Tensor:
@@ -404,5 +403,5 @@ class Stepper:
         h = F.embedding(ids, self.model.token_embd.weight)
         for i, block in enumerate(self.model.blk):
             h = block.ffn(h + self.mix(i, block, rms(h, block.attn_norm.weight, block.c.eps)))
-        self.position.add_(1)
+        self.position += 1
         return self.model.logits(h).float()

@@ -2,8 +2,8 @@
 
     score(row, a, b) = sum_r predecessor[a, r] gate[row, r] successor[b, r] + logit[row, b]
 
-The rows are those after the anchor. Row 0 follows the anchor; row i > 0 follows any candidate of row i - 1. The walk goes
-left to right and takes the best successor of what it took before.
+The rows are those after the anchor. Row 0 follows the anchor; row i > 0 follows any candidate of row i - 1. The walk
+goes left to right and takes the best successor of what it took before.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ inline void attention_bad_data(const AttentionCase & c) {
     } table[] = {
         {"slot -1", -1, 0, 1},
         {"slot N", (int32_t) s.N, 0, 1},
-        {"base -1", c.slots[1], -1, 1},
+        {"base -1", c.slots[1], -1, 2},
         {"base INT32_MAX", c.slots[1], INT32_MAX, 1},
         {"base past the table", c.slots[1], (int32_t) s.max_pages * 16, 1},
         {"n_rows -1", c.slots[1], 0, -1},

@@ -14,6 +14,8 @@
 
 #include "dflash-refused-cases.h"
 
+#include "dflash-vec8-cases.h"
+
 #include "dflash-bench.h"
 
 #ifndef DFLASH_CPU_MODULE
@@ -40,10 +42,8 @@ int main(int argc, char ** argv) {
         const char * name;
         void (*run)();
     } groups[] = {
-        {"refused", refused_cases},
-        {"gdn", gdn_cases},
-        {"conv", conv_cases},
-        {"attention", attention_cases},
+        {"vec8", vec8_cases}, {"refused", refused_cases},     {"gdn", gdn_cases},
+        {"conv", conv_cases}, {"attention", attention_cases},
     };
     for (const auto & group : groups) {
         const Counter before = counter();

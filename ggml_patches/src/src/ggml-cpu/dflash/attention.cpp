@@ -116,8 +116,10 @@ template <int D> void scores(const float * q, const float (*k)[D], float scale, 
                 acc[r] = fma(q_i, Vec8::load(&k[g + r][i]), acc[r]);
             }
         }
+        sum4(acc, score + g);
+        sum4(acc + 4, score + g + 4);
         for (int r = 0; r < KEYS; r++) {
-            score[g + r] = scale * sum(acc[r]);
+            score[g + r] *= scale;
         }
     }
 }

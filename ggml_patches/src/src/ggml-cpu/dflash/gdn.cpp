@@ -4,62 +4,60 @@
 //     delta = beta * (v_j - gate * (s . k))       gate = exp(g)
 //     s_i   = fma(k_i, delta, gate * s_i)
 //     o_j   = (s . q) / sqrt(S)
-// A column needs nothing of another column. So COLUMNS of them are loaded together, all replayed and all new rows are
-// run on them while they stay in the first-level cache, and the state is read once and written at most once.
+// A column needs nothing of another column. So a GROUP of them is loaded, all pending and all new rows are run on it
+// while it stays in the first-level cache, and the state is read once and written at most once. Within the group
+// COLUMNS at a time share the loads of k and q; the sums of some finish while the next are multiplied.
 
 #include "dflash/kernels.h"
 
 namespace dflash {
 namespace {
 
-constexpr int COLUMNS = 4;                  // divides every state width
-constexpr int ROWS = GGML_DFLASH_MAX_BLOCK; // rows run on a column before the next column's turn
-
-template <int S> struct Columns {
-    alignas(64) float s[COLUMNS][S];
-};
+constexpr int COLUMNS = 4;                  // as many as the registers hold
+constexpr int GROUP = 8;                    // a multiple of COLUMNS that divides every state width
+constexpr int ROWS = GGML_DFLASH_MAX_BLOCK; // rows run on a group before the next group's turn
 
 // One log row of a head: gate, S keys, S deltas.
 template <int S> struct LogRow {
     float gate, k[S], delta[S];
 };
 
-template <int S> void replay(Columns<S> & c, const LogRow<S> * log, int64_t row_stride, int n_rows, int j) {
+// Log rows on columns j.. of the state, held in s.
+template <int S> void replay(float (*s)[S], const LogRow<S> * log, int64_t row_stride, int n_rows, int j) {
     for (int i = 0; i < S; i += WIDTH) {
-        Vec8 s[COLUMNS];
+        Vec8 s_i[COLUMNS];
         for (int m = 0; m < COLUMNS; m++) {
-            s[m] = Vec8::load(&c.s[m][i]);
+            s_i[m] = Vec8::load(&s[m][i]);
         }
         for (int t = 0; t < n_rows; t++) {
             const LogRow<S> & row = log[t * row_stride];
-            const Vec8 gate = Vec8::all(row.gate), k = Vec8::load(row.k + i);
+            const Vec8 gate = Vec8::all(row.gate), k_i = Vec8::load(row.k + i);
             for (int m = 0; m < COLUMNS; m++) {
-                s[m] = fma(k, Vec8::all(row.delta[j + m]), gate * s[m]);
+                s_i[m] = fma(k_i, Vec8::all(row.delta[j + m]), gate * s_i[m]);
             }
         }
         for (int m = 0; m < COLUMNS; m++) {
-            s[m].store(&c.s[m][i]);
+            s_i[m].store(&s[m][i]);
         }
     }
 }
 
 // dot[m] = s_m . k
-template <int S> void dots(const Columns<S> & c, const float * k, float * dot) {
-    Vec8 acc[COLUMNS] = {Vec8::all(0), Vec8::all(0), Vec8::all(0), Vec8::all(0)};
+template <int S> void dots(const float (*s)[S], const float * k, float * dot) {
+    const Vec8 zero = Vec8::all(0);
+    Vec8 acc[COLUMNS] = {zero, zero, zero, zero};
     for (int i = 0; i < S; i += WIDTH) {
         const Vec8 k_i = Vec8::load(k + i);
         for (int m = 0; m < COLUMNS; m++) {
-            acc[m] = fma(Vec8::load(&c.s[m][i]), k_i, acc[m]);
+            acc[m] = fma(Vec8::load(&s[m][i]), k_i, acc[m]);
         }
     }
-    for (int m = 0; m < COLUMNS; m++) {
-        dot[m] = sum(acc[m]);
-    }
+    sum4(acc, dot);
 }
 
 // The transition of one row, and in the same pass s . q of this row and s . k of the next one.
 template <int S>
-void step(Columns<S> & c, float gate, const float * k, const float * delta, const float * q, const float * k_next,
+void step(float (*s)[S], float gate, const float * k, const float * delta, const float * q, const float * k_next,
           float * dot_q, float * dot_k_next) {
     const Vec8 zero = Vec8::all(0), g = Vec8::all(gate);
     Vec8 acc_q[COLUMNS] = {zero, zero, zero, zero};
@@ -67,16 +65,14 @@ void step(Columns<S> & c, float gate, const float * k, const float * delta, cons
     for (int i = 0; i < S; i += WIDTH) {
         const Vec8 k_i = Vec8::load(k + i), q_i = Vec8::load(q + i), next_i = Vec8::load(k_next + i);
         for (int m = 0; m < COLUMNS; m++) {
-            const Vec8 s = fma(k_i, Vec8::all(delta[m]), g * Vec8::load(&c.s[m][i]));
-            s.store(&c.s[m][i]);
-            acc_q[m] = fma(s, q_i, acc_q[m]);
-            acc_k[m] = fma(s, next_i, acc_k[m]);
+            const Vec8 s_i = fma(k_i, Vec8::all(delta[m]), g * Vec8::load(&s[m][i]));
+            s_i.store(&s[m][i]);
+            acc_q[m] = fma(s_i, q_i, acc_q[m]);
+            acc_k[m] = fma(s_i, next_i, acc_k[m]);
         }
     }
-    for (int m = 0; m < COLUMNS; m++) {
-        dot_q[m] = sum(acc_q[m]);
-        dot_k_next[m] = sum(acc_k[m]);
-    }
+    sum4(acc_q, dot_q);
+    sum4(acc_k, dot_k_next);
 }
 
 // Up to ROWS rows of one head of one lane.
@@ -89,20 +85,25 @@ struct Rows {
     float * out[ROWS];
 };
 
-template <int S> void run_rows(Columns<S> & c, const Rows & rows, LogRow<S> * log, int64_t row_stride, int j) {
+// The rows on columns j.. of the state, held in s. With a log, the deltas go there.
+template <int S> void run_rows(float (*s)[S], const Rows & rows, LogRow<S> * log, int64_t row_stride, int j) {
     const float scale = 1.0f / std::sqrt((float) S);
-    float dot_k[COLUMNS], dot_q[COLUMNS], delta[COLUMNS];
-    dots(c, rows.k[0], dot_k);
+    float dot_k[GROUP], dot_q[COLUMNS], delta[COLUMNS];
+    for (int c = 0; c < GROUP; c += COLUMNS) {
+        dots<S>(s + c, rows.k[0], dot_k + c);
+    }
     for (int t = 0; t < rows.n; t++) {
-        for (int m = 0; m < COLUMNS; m++) {
-            delta[m] = rows.beta[t] * std::fma(-rows.gate[t], dot_k[m], rows.v[t][j + m]);
-        }
         const float * k_next = rows.k[t + 1 < rows.n ? t + 1 : t];
-        step(c, rows.gate[t], rows.k[t], delta, rows.q[t], k_next, dot_q, dot_k);
-        for (int m = 0; m < COLUMNS; m++) {
-            rows.out[t][j + m] = dot_q[m] * scale;
-            if (log) {
-                log[t * row_stride].delta[j + m] = delta[m];
+        for (int c = 0; c < GROUP; c += COLUMNS) {
+            for (int m = 0; m < COLUMNS; m++) {
+                delta[m] = rows.beta[t] * std::fma(-rows.gate[t], dot_k[c + m], rows.v[t][j + c + m]);
+            }
+            step<S>(s + c, rows.gate[t], rows.k[t], delta, rows.q[t], k_next, dot_q, dot_k + c);
+            for (int m = 0; m < COLUMNS; m++) {
+                rows.out[t][j + c + m] = dot_q[m] * scale;
+                if (log) {
+                    log[t * row_stride].delta[j + c + m] = delta[m];
+                }
             }
         }
     }
@@ -200,18 +201,21 @@ template <int S> void run_columns(const Gdn & node, int64_t lane, int64_t head, 
         if (n_live > 0) {
             rows = read_rows(node, lane, head, first, n_live);
         }
-        for (int j = j_begin; j < j_end; j += COLUMNS) {
-            Columns<S> c;
-            std::memcpy(c.s, state + (int64_t) j * S, sizeof(c.s));
-            replay(c, log, row_stride, n_replay, j);
+        for (int j = j_begin; j < j_end; j += GROUP) {
+            alignas(64) float s[GROUP][S];
+            float * stored = state + (int64_t) j * S;
+            std::memcpy(s, stored, sizeof(s));
+            for (int c = 0; c < GROUP; c += COLUMNS) {
+                replay<S>(s + c, log, row_stride, n_replay, j + c);
+            }
             if (node.keeps_log && n_replay > 0) {
-                std::memcpy(state + (int64_t) j * S, c.s, sizeof(c.s));
+                std::memcpy(stored, s, sizeof(s));
             }
             if (rows.n > 0) {
-                run_rows(c, rows, node.keeps_log ? log : nullptr, row_stride, j);
+                run_rows<S>(s, rows, node.keeps_log ? log : nullptr, row_stride, j);
             }
             if (!node.keeps_log && (n_replay > 0 || rows.n > 0)) {
-                std::memcpy(state + (int64_t) j * S, c.s, sizeof(c.s));
+                std::memcpy(stored, s, sizeof(s));
             }
         }
         first += ROWS;
@@ -219,9 +223,10 @@ template <int S> void run_columns(const Gdn & node, int64_t lane, int64_t head, 
 }
 
 // Pieces a head is cut into, so that few heads still keep all threads busy.
-int pieces_per_head(int64_t n_heads, int n_threads) {
+int pieces_per_head(int64_t n_heads, int width, int n_threads) {
     int pieces = 1;
-    while (pieces < 4 && n_heads * pieces % n_threads != 0 && n_heads * pieces < 8 * n_threads) {
+    while (pieces < 4 && 2 * pieces * GROUP <= width && n_heads * pieces % n_threads != 0 &&
+           n_heads * pieces < 8 * n_threads) {
         pieces *= 2;
     }
     return pieces;
@@ -229,7 +234,7 @@ int pieces_per_head(int64_t n_heads, int n_threads) {
 
 template <int S> void run(const ggml_compute_params * params, const Gdn & node) {
     const int64_t n_heads = node.n_heads() * node.n_lanes();
-    const int pieces = pieces_per_head(n_heads, params->nth);
+    const int pieces = pieces_per_head(n_heads, S, params->nth);
     const Share share(n_heads * pieces, params);
     for (int64_t i = share.begin; i < share.end; i++) {
         const int64_t lane = i / pieces / node.n_heads();

@@ -63,6 +63,17 @@ inline float sum(Vec8 a) {
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
+// to[m] = sum(a[m]), m = 0..3, to the bit, with fewer shuffles
+inline void sum4(const Vec8 * a, float * to) {
+    const auto halves = [](__m256 x, __m256 y) { // four sums of x | four sums of y
+        return _mm256_add_ps(_mm256_permute2f128_ps(x, y, 0x20), _mm256_permute2f128_ps(x, y, 0x31));
+    };
+    const __m256 four01 = halves(a[0].v, a[1].v), four23 = halves(a[2].v, a[3].v);
+    const __m256 two = _mm256_add_ps(_mm256_unpacklo_ps(four01, four23), _mm256_unpackhi_ps(four01, four23));
+    const __m256 one = _mm256_add_ps(two, _mm256_shuffle_ps(two, two, _MM_SHUFFLE(3, 2, 3, 2))); // 0 2 . . | 1 3 . .
+    _mm_storeu_ps(to, _mm_unpacklo_ps(_mm256_castps256_ps128(one), _mm256_extractf128_ps(one, 1)));
+}
+
 #else
 
 struct Vec8 {
@@ -121,8 +132,13 @@ inline Vec8 power_of_two(const Vec8 & shifted) {
 }
 
 inline float sum(const Vec8 & a) {
-    const float b0 = a.v[0] + a.v[4], b1 = a.v[1] + a.v[5], b2 = a.v[2] + a.v[6], b3 = a.v[3] + a.v[7];
-    return (b0 + b2) + (b1 + b3);
+    return ((a.v[0] + a.v[4]) + (a.v[2] + a.v[6])) + ((a.v[1] + a.v[5]) + (a.v[3] + a.v[7]));
+}
+
+inline void sum4(const Vec8 * a, float * to) {
+    for (int m = 0; m < 4; m++) {
+        to[m] = sum(a[m]);
+    }
 }
 
 #endif

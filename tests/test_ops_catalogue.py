@@ -1,0 +1,74 @@
+"""The op table in ggml_patches/README.md says what the header and the limits say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pyllama_dflash._native import ffi, lib
+
+PATCHES = Path(__file__).resolve().parent.parent / "ggml_patches"
+README = (PATCHES / "README.md").read_text(encoding="utf-8")
+HEADER = (PATCHES / "src/include/ggml-dflash.h").read_text(encoding="utf-8")
+LIMITS = (PATCHES / "src/src/ggml-dflash-limits.h").read_text(encoding="utf-8")
+
+
+def header_constructors() -> dict[str, list[str]]:
+    """Name of every constructor -> names of its arguments after the context."""
+    found = re.findall(r"GGML_API struct ggml_tensor \* ggml_dflash_(\w+)\(([^)]*)\);", HEADER)
+    return {name: re.findall(r"(\w+)(?:,|$)", arguments)[1:] for name, arguments in found}
+
+
+def table() -> dict[str, dict[str, list[str]]]:
+    """Rows of the catalogue: sub-op -> names in its sources, and the two backend columns."""
+    rows = {}
+    for line in README.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 5 and re.fullmatch(r"`\w+`", cells[0]):
+            rows[cells[0].strip("`")] = {"names": re.findall(r"`(\w+)`", cells[1]), "backends": cells[3:]}
+    return rows
+
+
+def test_every_sub_op_has_its_row_and_no_other() -> None:
+    declared = {name: getattr(lib, name) for name in dir(lib) if name.startswith("GGML_DFLASH_OP_")}
+    assert len(set(declared.values())) == len(declared) >= 7
+    names = {ffi.string(lib.ggml_dflash_op_name(value)).decode() for value in declared.values()}
+    assert names == {name.removeprefix("GGML_DFLASH_OP_").lower() for name in declared}
+    assert names == set(table()) == set(header_constructors())
+    assert ffi.string(lib.ggml_dflash_op_name(0)) == b"unknown"
+
+
+def test_sources_are_those_of_the_constructors() -> None:
+    rows, constructors = table(), header_constructors()
+    for name, arguments in constructors.items():
+        listed = rows[name]["names"]
+        if name.endswith("_advance"):  # "the same with ..., and n_rows"
+            listed = [*rows[name.replace("advance", "verify")]["names"], "n_rows"]
+        assert listed == arguments, name
+
+
+def test_backends_are_named_by_what_they_do() -> None:
+    for name, row in table().items():
+        assert set(row["backends"]) <= {"kernel", "composed", "refused"}, name
+
+
+def test_limits() -> None:
+    def expanded(macro: str) -> str:
+        return ", ".join(re.findall(r"X\((\d+)\)", re.search(rf"{macro}\(X\)(.*)", LIMITS)[1]))  # type: ignore[index]
+
+    def number(macro: str) -> int:
+        value = re.search(rf"#define {macro} (.*)", LIMITS)[1]  # type: ignore[index]
+        base, _, shift = value.strip("()").partition(" << ")
+        return int(base) << int(shift or 0)
+
+    assert f"| state width S | {expanded('GGML_DFLASH_STATE_WIDTHS')} |" in README
+    assert f"| head width D | {expanded('GGML_DFLASH_HEAD_DIMS')} (" in README
+    assert expanded("GGML_DFLASH_GQA_RATIOS") == "1, 2, 3, 4, 5, 6, 7, 8, 16" and "| Hq / Hkv | 1..8, 16 |" in README
+    assert f"T <= B, B 1..{number('GGML_DFLASH_MAX_BLOCK')} |" in README
+    assert f"| lanes L | 1..{number('GGML_DFLASH_MAX_LANES')} |" in README
+    assert f"| slots N | 1..{number('GGML_DFLASH_MAX_SLOTS')} |" in README
+    assert f"Hkv | 1..{number('GGML_DFLASH_MAX_HEADS')}, Hv" in README
+    assert number("GGML_DFLASH_MAX_ROWS") == number("GGML_DFLASH_MAX_CHANNELS") == 2**20
+    assert number("GGML_DFLASH_MAX_PAGES") == 2**24
+    assert f"K = {number('GGML_DFLASH_CONV_TAPS')} taps" in README
+    assert f"pages of\n{number('GGML_DFLASH_PAGE_ROWS')} positions" in README
