@@ -1,4 +1,10 @@
-"""Whole models against the vendored libllama running the same files: logits, proposals, greedy text."""
+"""Whole models against the vendored libllama running the same files: logits, proposals, greedy text.
+
+Matrices in quantised files are multiplied by activations rounded to 8 bits. One last-bit difference in front of such a
+rounding moves a whole step, and a trained network amplifies it: upstream differs from itself (tiled matmul on or off,
+keys and values in F16 or F32) by 1e-4 and more. So arithmetic is held to 1e-6 on files whose tensors are F32 (tiny ones, and
+the shipped pair written out in F32), and the quantised files are held to the distance upstream has from itself.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import oracle
 import pytest
+from dequantised import write_f32
 from tiny_pair import TinyPair
 
+from pyllama_dflash import Engine
 from pyllama_dflash.batch import LaneRows
 from pyllama_dflash.cache import LaneCache
 from pyllama_dflash.ggml import Type
@@ -17,9 +25,11 @@ from pyllama_dflash.pair_files import shipped
 from pyllama_dflash.round import Round
 
 LENGTHS = [1, 2, 7, 8, 9, 63, 500, 2100]
-NMSE = 1e-6  # both sides quantise activations to 8 bits: a last-bit difference may move one step of one element
+NMSE = 1e-6
 ROUNDS = 200
 CONTEXT = 2304
+EXACT = ["tiny-f32", "tiny-f32-dflash1", "shipped-f32"]
+QUANTISED = ["tiny-iq4_xs", "shipped"]
 
 
 @dataclass
@@ -64,20 +74,31 @@ class Runner:
         self.loaded.resources.close()
 
 
-@pytest.fixture(scope="module", params=["f32", "iq4_xs", "dflash1", "shipped"])
+def files(name: str, folder) -> tuple[str, str]:
+    f32 = {"matrices": "F32", "embedding": "F32", "head": "F32", "draft_matrices": "F32", "codebooks": "F32"}
+    tiny = {
+        "tiny-f32": TinyPair(**f32),
+        "tiny-f32-dflash1": TinyPair(seed=4, dflash2=False, tied=True, mtp=True, **f32),
+        "tiny-iq4_xs": TinyPair(seed=3, matrices="IQ4_XS", head="Q6_K", state_size=128, recurrent="bool"),
+    }
+    if name in tiny:
+        return tuple(map(str, tiny[name].write(folder)))
+    pair = shipped()
+    if name == "shipped-f32":
+        pair = tuple(write_f32(path, folder / path.name) for path in pair)
+    return tuple(map(str, pair))
+
+
+@pytest.fixture(scope="module")
 def runner(request, tmp_path_factory):
-    if request.param == "shipped":
-        target, draft = shipped()
-    else:
-        shapes = {
-            "f32": TinyPair(matrices="F32", embedding="F32", head="F32", draft_matrices="F32", codebooks="F32"),
-            "iq4_xs": TinyPair(seed=3, matrices="IQ4_XS", head="Q6_K", state_size=128, recurrent="bool", tied=False),
-            "dflash1": TinyPair(seed=4, dflash2=False, matrices="Q4_K", tied=True, draft_matrices="Q8_0"),
-        }
-        target, draft = shapes[request.param].write(tmp_path_factory.mktemp(request.param))
-    made = Runner(str(target), str(draft), load(target, draft, "cpu", 2, False))
+    target, draft = files(request.param, tmp_path_factory.mktemp(request.param))
+    made = Runner(target, draft, load(target, draft, "cpu", None, False))
     yield made
     made.close()
+
+
+exact = pytest.mark.parametrize("runner", EXACT, indirect=True)
+quantised = pytest.mark.parametrize("runner", QUANTISED, indirect=True)
 
 
 def tokens_of(runner: Runner, n: int, seed: int) -> list[int]:
@@ -89,14 +110,26 @@ def nmse(ours: np.ndarray, theirs: np.ndarray) -> float:
     return float(np.sum((ours - theirs) ** 2, dtype=np.float64) / np.sum(theirs**2, dtype=np.float64))
 
 
+@exact
 @pytest.mark.parametrize("length", LENGTHS)
 def test_logits(runner, length):
     tokens = tokens_of(runner, length, length)
     ours = runner.logits(tokens)
-    theirs = oracle.logits(runner.target, tokens, last=len(ours))
-    assert nmse(ours, theirs) <= NMSE
+    assert nmse(ours, oracle.logits(runner.target, tokens, last=len(ours))) <= NMSE
 
 
+@quantised
+@pytest.mark.parametrize("length", LENGTHS)
+def test_logits_of_quantised_files(runner, length):
+    tokens = tokens_of(runner, length, length)
+    ours = runner.logits(tokens)
+    theirs, tiled, f16 = (
+        oracle.logits(runner.target, tokens, last=len(ours), **how) for how in ({}, {"tiled": True}, {"kv": "f16"})
+    )
+    assert nmse(ours, theirs) <= max(NMSE, 4 * nmse(tiled, theirs), 4 * nmse(f16, theirs))
+
+
+@exact
 def test_logits_of_every_row(runner):
     tokens, block = tokens_of(runner, 63, 5), runner.loaded.models.block
     runner.start()
@@ -108,66 +141,93 @@ def test_logits_of_every_row(runner):
     assert nmse(np.concatenate(rows), oracle.logits(runner.target, tokens)) <= NMSE
 
 
+@exact
 def test_proposals(runner):
-    """Candidates, scores and walk of 200 blocks at different positions, each behind exactly its own history."""
-    tokens = tokens_of(runner, ROUNDS + 30, 11)
-    anchors = list(range(20, 20 + ROUNDS))
-    ids, scores = oracle.rounds(runner.target, runner.draft, tokens, anchors)
+    """Candidates, scores and walks of 200 blocks, each behind exactly its own history."""
+    tokens, anchors = block_starts(runner)
+    assert differing(runner, tokens, anchors, oracle.rounds(runner.target, runner.draft, tokens, anchors)) == 0
+
+
+@quantised
+def test_proposals_of_quantised_files(runner):
+    tokens, anchors = block_starts(runner)
+    theirs = oracle.rounds(runner.target, runner.draft, tokens, anchors)
+    other = oracle.rounds(runner.target, runner.draft, tokens, anchors, kv="f16", tiled=True)
+    apart = int(np.sum(np.any(oracle.walk(*theirs) != oracle.walk(*other), axis=1)))
+    assert differing(runner, tokens, anchors, theirs) <= 4 + 2 * apart
+
+
+@exact
+def test_greedy_text(runner):
+    for parted, margin in compare_greedy(runner):
+        assert parted is None or margin < 1e-3
+
+
+@quantised
+def test_greedy_text_of_quantised_files(runner):
+    """Tokens part only where libllama's two best logits are closer than the noise of 8-bit activations."""
+    for parted, margin in compare_greedy(runner):
+        assert parted is None or margin < 0.5
+
+
+def block_starts(runner: Runner) -> tuple[list[int], list[int]]:
+    return tokens_of(runner, ROUNDS + 30, 11), list(range(20, 20 + ROUNDS))
+
+
+def differing(runner: Runner, tokens, anchors, theirs) -> int:
+    """How many walks part from the oracle's at a place that is no tie."""
+    ids, scores = theirs
     runner.start()
     runner.prefill(tokens[: anchors[0]])
-    differing = 0
+    count = 0
     for r, n in enumerate(anchors):
         (ours,) = runner.round.propose([0], [n], [tokens[n]])
         if ids.shape[-1] == 1:
-            differing += compare_best(ours, ids[r, :, 0])
+            count += parts_from_best(ours, ids[r, :, 0])
         else:
-            differing += compare_lattice(ours, ids[r], scores[r])
+            count += parts_from_walk(ours, ids[r], scores[r])
         runner.round.verify([LaneRows(0, n, [tokens[n]])])
         runner.round.accept(0, 1)
-    assert differing <= ROUNDS // 50, f"{differing} of {ROUNDS} walks differ, ties aside"
+    return count
 
 
-def compare_best(ours, best) -> int:
-    """Without a selector: each row's best candidate is the oracle's, or as good as it."""
-    rows = np.concatenate([ours.first[None], ours.edges[:, 0]])
-    differs = 0
-    for ids, unary, token in zip(ours.ids, rows, best, strict=True):
-        assert token in ids
-        gap = unary.max() - unary[ids == token][0]
-        differs |= gap > tie(unary)
-    return int(differs)
+def parts_from_best(ours, best) -> bool:
+    """Without a selector a row's best candidate is the oracle's, or as good."""
+    rows = [ours.first, *ours.edges[:, 0]]
+    return any(
+        token not in ids or unary.max() - unary[ids == token][0] > tie(unary)
+        for ids, unary, token in zip(ours.ids, rows, best, strict=True)
+    )
 
 
-def compare_lattice(ours, ids, scores) -> int:
-    """1 if the walks part where the scores leave no doubt. Scores are compared candidate by candidate."""
-    walked, best, theirs_best = [], 0, 0
+def parts_from_walk(ours, ids, scores) -> bool:
+    """Row by row along the oracle's walk: the same best candidate behind the same predecessor, or as good."""
+    mine = theirs = 0
     for t in range(len(ids)):
-        mine, other = ours.first if t == 0 else ours.edges[t - 1, best], scores[t, theirs_best]
-        common = [(int(np.flatnonzero(ours.ids[t] == i)[0]), j) for j, i in enumerate(ids[t]) if i in ours.ids[t]]
-        assert len(common) >= len(ids[t]) - 2, "candidates differ in more than the last places"
-        a, b = np.array([mine[i] for i, _ in common]), np.array([other[j] for _, j in common])
-        assert nmse(a, b) < 1e-4
-        best, theirs_best = int(np.argmax(mine)), int(np.argmax(other))
-        if ours.ids[t, best] != ids[t, theirs_best]:
-            top = np.sort(other)[-2:]
-            return int(top[1] - top[0] > tie(other))
-        walked.append(best)
-    return 0
+        a, b = ours.first if t == 0 else ours.edges[t - 1, mine], scores[t, theirs]
+        theirs = int(np.argmax(b))
+        token = ids[t, theirs]
+        if token not in ours.ids[t]:
+            return True
+        mine = int(np.flatnonzero(ours.ids[t] == token)[0])
+        if a.max() - a[mine] > tie(b):
+            return True
+    return False
 
 
 def tie(scores: np.ndarray) -> float:
-    """Two scores closer than this are as good as equal: the rounding of 8-bit activations."""
-    return 2e-3 * float(np.abs(scores).max())
+    """Two scores closer than this are as good as equal in F32."""
+    return 1e-5 * float(np.abs(scores).max())
 
 
-def test_greedy_text(runner):
-    """Our greedy tokens are libllama's, but for places where its two best logits nearly tie."""
-    from pyllama_dflash import Engine
-
+def compare_greedy(runner: Runner) -> list[tuple[int | None, float]]:
+    """Where our greedy tokens part from libllama's, and the oracle's margin between its two best logits there."""
     prompts = [tokens_of(runner, n, 100 + n) for n in (3, 17, 40)]
-    theirs, margins = oracle.greedy_all(runner.target, prompts, 48, kv="f16")
-    with Engine.load(runner.target, runner.draft, device="cpu", n_ctx=256) as engine:
+    theirs, margins = oracle.greedy_all(runner.target, prompts, 48, kv="f32")
+    found = []
+    with Engine.load(runner.target, runner.draft, device="cpu", n_ctx=256, kv_type="f32") as engine:
         for prompt, expected, margin in zip(prompts, theirs, margins, strict=True):
             ours = engine.generate(prompt, max_tokens=48, ignore_eos=True).tokens
             parted = next((i for i, (a, b) in enumerate(zip(ours, expected, strict=True)) if a != b), None)
-            assert parted is None or margin[parted] < 0.02, f"parted at {parted}, margin {margin[parted]}"
+            found.append((parted, 0.0 if parted is None else float(margin[parted])))
+    return found

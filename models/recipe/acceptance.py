@@ -30,8 +30,10 @@ def accepted(draft: Draft, target: Target, ids: Tensor, top_k: int, amp: bool, c
             h = draft.blocks(taps, anchors, positions, target.token_embd.weight)
             logits = F.linear(h, target.output.weight)
         proposals = draft.walk(h, logits, anchors, top_k)
-        truth = ids[torch.arange(b, device=ids.device)[:, None, None],
-                    positions[..., None] + torch.arange(1, c.block, device=ids.device)]
+        truth = ids[
+            torch.arange(b, device=ids.device)[:, None, None],
+            positions[..., None] + torch.arange(1, c.block, device=ids.device),
+        ]
         out.scatter_(1, positions, (proposals == truth).cumprod(-1).sum(-1))
     return out
 
@@ -48,8 +50,9 @@ def replay(counts: list[int], first: int, end: int, block: int) -> list[int]:
 
 
 @torch.no_grad()
-def measure(draft: Draft, target: Target, prompts: list[list[int]], tokens: int, top_k: int, amp: bool,
-            device: str) -> dict[str, object]:
+def measure(
+    draft: Draft, target: Target, prompts: list[list[int]], tokens: int, top_k: int, amp: bool, device: str
+) -> dict[str, object]:
     """Mean tokens a round and acceptance by position over greedy continuations of ``prompts``."""
     ids, lengths = pack(prompts, len(prompts), 1, device)
     total = -(-(int(lengths.max()) + tokens + draft.c.block) // 64) * 64
@@ -67,5 +70,10 @@ def measure(draft: Draft, target: Target, prompts: list[list[int]], tokens: int,
         rounds += mine
         emitted += sum(mine) + len(mine)
     n = max(len(rounds), 1)
-    return {"prompts": len(prompts), "rounds": len(rounds), "tokens": emitted, "tokens_per_round": emitted / n,
-            "acceptance_by_position": [sum(a >= i for a in rounds) / n for i in range(1, draft.c.block)]}
+    return {
+        "prompts": len(prompts),
+        "rounds": len(rounds),
+        "tokens": emitted,
+        "tokens_per_round": emitted / n,
+        "acceptance_by_position": [sum(a >= i for a in rounds) / n for i in range(1, draft.c.block)],
+    }

@@ -95,7 +95,11 @@ class DraftLayer(nn.Module):
         return out
 
     def forward(self, x: Tensor, e: Tensor, tables: tuple[Tensor, Tensor, Tensor, Tensor], mask: Tensor) -> Tensor:
-        """x [B,N,block,D] block rows, e [B,T,D] fused taps, tables: cos and sin of blocks, then of e; mask [B,1,N*block,T+N*block]."""
+        """One layer on block rows x [B,N,block,D].
+
+        e [B,T,D] fused taps; tables: cos and sin at the blocks' positions, then at those of e;
+        mask [B,1,N*block,T+N*block], added to the scores.
+        """
         c = self.c
         b, n, w, _ = x.shape
         a = rms(x, self.attn_norm.weight, c.eps)
@@ -164,7 +168,7 @@ class Draft(nn.Module):
         return rms(x, self.output_norm.weight, c.eps)
 
     def edge(self, h: Tensor, before: Tensor, candidates: Tensor) -> Tensor:
-        """Selector's addition to the logits: h [..., D], before [...] ids, candidates [..., k] ids -> [..., k] (F32)."""
+        """What the selector adds to logits [..., k] (F32): rows h [..., D], ids before [...], candidates [..., k]."""
         gate = self.selector_hidden(h).float() * self.selector_predecessor.weight[before].float()
         return (self.selector_successor.weight[candidates].float() @ gate[..., None]).squeeze(-1)
 
@@ -184,8 +188,16 @@ class Draft(nn.Module):
         return {name: p.float() for name, p in self.state_dict().items()}
 
 
-def draft_loss(draft: Draft, taps: Tensor, anchors: Tensor, positions: Tensor, labels: Tensor, weight: Tensor,
-               embd: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
+def draft_loss(
+    draft: Draft,
+    taps: Tensor,
+    anchors: Tensor,
+    positions: Tensor,
+    labels: Tensor,
+    weight: Tensor,
+    embd: Tensor,
+    head: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Weighted mean loss, and the share of labels that the logits alone get right, by position.
 
     labels [B,N,block-1] tokens after the anchor, weight of the same shape (0 = no label).  The loss of a position is

@@ -36,7 +36,10 @@ def main() -> None:
     documents = read_documents(a.held_out)
     stream = torch.from_numpy(encode(tok, documents).astype("int32")).to(a.device)
     loss = held_out_loss(target, stream, a.length, a.rows, amp)
-    report: dict[str, object] = {"loss": loss, "bits_per_character": loss / 0.6931 * len(stream) / sum(map(len, documents))}
+    report: dict[str, object] = {
+        "loss": loss,
+        "bits_per_character": loss / 0.6931 * len(stream) / sum(map(len, documents)),
+    }
     if a.draft:
         draft = load_draft(a.draft).to(a.device)
         cut = prompt_source.build(documents, a.tokenizer, 2, 2, 160, a.jobs)[: a.measure_prompts]

@@ -36,7 +36,9 @@ def quantise(values: np.ndarray, kind: Type) -> np.ndarray:
         raise ValueError(f"rows of {columns} values do not divide into blocks of {block}")
     out = np.empty((rows, columns // block * size), np.uint8)
     source = np.ascontiguousarray(values, np.float32)
-    written = lib.ggml_quantize_chunk(int(kind), ffi.from_buffer("float[]", source), ffi.from_buffer(out), 0, rows, columns, ffi.NULL)
+    written = lib.ggml_quantize_chunk(
+        int(kind), ffi.from_buffer("float[]", source), ffi.from_buffer(out), 0, rows, columns, ffi.NULL
+    )
     if written != out.nbytes:
         raise RuntimeError(f"ggml_quantize_chunk wrote {written} bytes, expected {out.nbytes}")
     return out
@@ -52,7 +54,9 @@ def add_tokenizer(w: gguf.GGUFWriter, path: Path) -> None:
     w.add_tokenizer_model("gpt2")
     w.add_tokenizer_pre("qwen35")
     w.add_token_list(tokens)
-    w.add_token_types([gguf.TokenType.CONTROL if i < len(SPECIAL) else gguf.TokenType.NORMAL for i in range(len(tokens))])
+    w.add_token_types(
+        [gguf.TokenType.CONTROL if i < len(SPECIAL) else gguf.TokenType.NORMAL for i in range(len(tokens))]
+    )
     w.add_token_merges(merges)
     w.add_eos_token_id(EOS_ID)
     w.add_bos_token_id(PAD_ID)
@@ -142,8 +146,13 @@ def export_draft(model: Draft, tokenizer: Path, out: Path, top_k: int) -> None:
     w.add_sliding_window(c.window)
     w.add_array("dflash.attention.sliding_window_pattern", [True] * c.n_layer)
     w.add_bool("dflash.attention.causal", False)
-    for key, value in (("block_size", c.block), ("conv_kernel_size", c.kernel), ("conv_group_size", c.group),
-                       ("selector_rank", c.rank), ("selector_top_k", top_k)):
+    for key, value in (
+        ("block_size", c.block),
+        ("conv_kernel_size", c.kernel),
+        ("conv_group_size", c.group),
+        ("selector_rank", c.rank),
+        ("selector_top_k", top_k),
+    ):
         w.add_uint32(f"dflash.{key}", value)
     w.add_array("dflash.target_layers", list(c.taps))
     add_tokenizer(w, tokenizer)

@@ -27,8 +27,16 @@ def pack(prompts: list[list[int]], rows: int, each: int, device: str) -> tuple[T
 
 
 @torch.no_grad()
-def generate(model: Target, prompts: Tensor, lengths: Tensor, total: int, limits: Tensor, temperature: Tensor, amp: bool,
-             recurrence: Callable[..., tuple[Tensor, Tensor]] = gdn_step) -> tuple[Tensor, Tensor]:
+def generate(
+    model: Target,
+    prompts: Tensor,
+    lengths: Tensor,
+    total: int,
+    limits: Tensor,
+    temperature: Tensor,
+    amp: bool,
+    recurrence: Callable[..., tuple[Tensor, Tensor]] = gdn_step,
+) -> tuple[Tensor, Tensor]:
     """Tokens [B, total] and whether the target made them [B, total].
 
     prompts, lengths as ``pack`` gives them; limits [B] most tokens of a segment; temperature [B], 0 = greedy.

@@ -32,12 +32,24 @@ def load_target(path: Path) -> Target:
         return meta[f"qwen35.{name}"]
 
     config = TargetConfig(
-        n_vocab=tensors["token_embd.weight"].shape[0], n_embd=key("embedding_length"), n_ff=key("feed_forward_length"),
-        n_layer=key("block_count"), interval=key("full_attention_interval"), n_head=key("attention.head_count"),
-        n_head_kv=key("attention.head_count_kv"), head_dim=key("attention.key_length"), n_rot=key("rope.dimension_count"),
-        rope_base=key("rope.freq_base"), rope_sections=tuple(key("rope.dimension_sections")), state=key("ssm.state_size"),
-        k_heads=key("ssm.group_count"), v_heads=key("ssm.time_step_rank"), conv=key("ssm.conv_kernel"),
-        eps=key("attention.layer_norm_rms_epsilon"), context=key("context_length"))
+        n_vocab=tensors["token_embd.weight"].shape[0],
+        n_embd=key("embedding_length"),
+        n_ff=key("feed_forward_length"),
+        n_layer=key("block_count"),
+        interval=key("full_attention_interval"),
+        n_head=key("attention.head_count"),
+        n_head_kv=key("attention.head_count_kv"),
+        head_dim=key("attention.key_length"),
+        n_rot=key("rope.dimension_count"),
+        rope_base=key("rope.freq_base"),
+        rope_sections=tuple(key("rope.dimension_sections")),
+        state=key("ssm.state_size"),
+        k_heads=key("ssm.group_count"),
+        v_heads=key("ssm.time_step_rank"),
+        conv=key("ssm.conv_kernel"),
+        eps=key("attention.layer_norm_rms_epsilon"),
+        context=key("context_length"),
+    )
     model = Target(config)
     model.load_gguf_tensors(tensors)
     return model
@@ -50,13 +62,25 @@ def load_draft(path: Path) -> Draft:
         return meta[f"dflash.{name}"]
 
     config = DraftConfig(
-        n_vocab=tensors["selector_predecessor.weight"].shape[0], n_embd=key("embedding_length"),
-        n_ff=key("feed_forward_length"), n_layer=key("block_count"), n_head=key("attention.head_count"),
-        n_head_kv=key("attention.head_count_kv"), head_dim=key("attention.key_length"), rope_base=key("rope.freq_base"),
-        eps=key("attention.layer_norm_rms_epsilon"), block=key("block_size"), kernel=key("conv_kernel_size"),
-        group=key("conv_group_size"), rank=key("selector_rank"), top_k=key("selector_top_k"),
-        window=key("attention.sliding_window"), taps=tuple(key("target_layers")),
-        mask_id=meta["tokenizer.ggml.mask_token_id"], context=key("context_length"))
+        n_vocab=tensors["selector_predecessor.weight"].shape[0],
+        n_embd=key("embedding_length"),
+        n_ff=key("feed_forward_length"),
+        n_layer=key("block_count"),
+        n_head=key("attention.head_count"),
+        n_head_kv=key("attention.head_count_kv"),
+        head_dim=key("attention.key_length"),
+        rope_base=key("rope.freq_base"),
+        eps=key("attention.layer_norm_rms_epsilon"),
+        block=key("block_size"),
+        kernel=key("conv_kernel_size"),
+        group=key("conv_group_size"),
+        rank=key("selector_rank"),
+        top_k=key("selector_top_k"),
+        window=key("attention.sliding_window"),
+        taps=tuple(key("target_layers")),
+        mask_id=meta["tokenizer.ggml.mask_token_id"],
+        context=key("context_length"),
+    )
     model = Draft(config)
     model.load_state_dict(tensors)
     return model

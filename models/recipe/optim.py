@@ -50,8 +50,16 @@ class Muon:
 class Optimizer:
     """Both optimisers under one learning-rate factor in [0, 1]."""
 
-    def __init__(self, matrices: list[nn.Parameter], tables: list[nn.Parameter], others: list[nn.Parameter],
-                 lr_matrix: float, lr_table: float, lr_other: float, weight_decay: float) -> None:
+    def __init__(
+        self,
+        matrices: list[nn.Parameter],
+        tables: list[nn.Parameter],
+        others: list[nn.Parameter],
+        lr_matrix: float,
+        lr_table: float,
+        lr_other: float,
+        weight_decay: float,
+    ) -> None:
         self.muon = Muon(matrices, lr_matrix, weight_decay)
         groups = [{"params": tables, "lr": lr_table}, {"params": others, "lr": lr_other}]
         fused = bool(tables and tables[0].is_cuda)

@@ -26,7 +26,9 @@ def of_document(text: str, rng: random.Random, most: int) -> list[str]:
     for node in rng.sample(nodes, min(len(nodes), most)):
         body = node.body[0]
         end = body.lineno - 1  # the header alone
-        documented = isinstance(body, ast.Expr) and isinstance(body.value, ast.Constant) and isinstance(body.value.value, str)
+        documented = (
+            isinstance(body, ast.Expr) and isinstance(body.value, ast.Constant) and isinstance(body.value.value, str)
+        )
         if documented and rng.random() < 0.75:
             end = body.end_lineno or end
         elif body.lineno == node.lineno:
@@ -37,7 +39,9 @@ def of_document(text: str, rng: random.Random, most: int) -> list[str]:
         if documented and rng.random() < 0.15:
             cut = "from typing import List\n\n\n" + cut
         out.append(cut + ("\n" if documented or rng.random() < 0.5 else ""))
-    start = rng.choice([0, 0, *[i for i, line in enumerate(lines) if line.startswith(("def ", "class ", "import ", "from "))]])
+    start = rng.choice(
+        [0, 0, *[i for i, line in enumerate(lines) if line.startswith(("def ", "class ", "import ", "from "))]]
+    )
     out.append("\n".join(lines[start : start + rng.randint(1, 12)]) + "\n")
     return [p for p in out if len(p) >= 8]
 

@@ -204,21 +204,19 @@ class Bias(nn.Module):
         self.bias = nn.Parameter(value)
 
 
-class Recurrent(nn.Module):
-    """Gated DeltaNet mixer; its parameters are attributes of the block, to keep the GGUF names."""
-
-    @staticmethod
-    def build(block: nn.Module, c: TargetConfig) -> None:
-        kd, vd = c.k_heads * c.state, c.v_heads * c.state
-        block.attn_qkv = Linear(c.n_embd, 2 * kd + vd)
-        block.attn_gate = Linear(c.n_embd, vd)
-        block.ssm_conv1d = Weight(torch.empty(2 * kd + vd, c.conv).uniform_(-0.5, 0.5))
-        block.ssm_alpha = Linear(c.n_embd, c.v_heads)
-        block.ssm_beta = Linear(c.n_embd, c.v_heads)
-        block.ssm_dt = Bias(torch.empty(c.v_heads).uniform_(math.log(1e-3), math.log(1e-1)).exp().expm1().log())
-        block.ssm_a_log = nn.Parameter(torch.empty(c.v_heads).uniform_(1, 16).log())
-        block.ssm_norm = Weight(torch.ones(c.state))
-        block.ssm_out = Linear(vd, c.n_embd)
+def add_recurrent(block: nn.Module, c: TargetConfig) -> None:
+    """Parameters of a Gated DeltaNet mixer, as attributes of the block, to keep the GGUF names."""
+    kd, vd = c.k_heads * c.state, c.v_heads * c.state
+    block.attn_qkv = Linear(c.n_embd, 2 * kd + vd)
+    block.attn_gate = Linear(c.n_embd, vd)
+    block.ssm_conv1d = Weight(torch.empty(2 * kd + vd, c.conv).uniform_(-0.5, 0.5))
+    block.ssm_alpha = Linear(c.n_embd, c.v_heads)
+    block.ssm_beta = Linear(c.n_embd, c.v_heads)
+    # softplus(dt) is spread evenly in logarithm over 0.001 .. 0.1
+    block.ssm_dt = Bias(torch.empty(c.v_heads).uniform_(math.log(1e-3), math.log(1e-1)).exp().expm1().log())
+    block.ssm_a_log = nn.Parameter(torch.empty(c.v_heads).uniform_(1, 16).log())
+    block.ssm_norm = Weight(torch.ones(c.state))
+    block.ssm_out = Linear(vd, c.n_embd)
 
 
 class Block(nn.Module):
@@ -232,7 +230,7 @@ class Block(nn.Module):
         self.ffn_up = Linear(c.n_embd, c.n_ff)
         self.ffn_down = Linear(c.n_ff, c.n_embd)
         if self.is_recurrent:
-            Recurrent.build(self, c)
+            add_recurrent(self, c)
         else:
             self.attn_q = Linear(c.n_embd, 2 * c.n_head * c.head_dim)
             self.attn_k = Linear(c.n_embd, c.n_head_kv * c.head_dim)
@@ -323,7 +321,7 @@ class Target(nn.Module):
                 nn.init.normal_(p, std=std)
 
     def hidden(self, ids: Tensor, taps: tuple[int, ...] = ()) -> tuple[Tensor, list[Tensor]]:
-        """Stream after the last layer [B,T,D], and the streams entering the layers ``taps`` (n_layer: after the last)."""
+        """Stream after the last layer [B,T,D], and the streams entering the layers ``taps``."""
         position = torch.arange(ids.shape[1], device=ids.device)
         cos, sin = rope_tables(position, self.c.n_rot, self.c.rope_base)
         h = F.embedding(ids, self.token_embd.weight)
@@ -331,7 +329,6 @@ class Target(nn.Module):
         for i, block in enumerate(self.blk):
             seen[i] = h
             h = block(h, cos, sin)
-        seen[self.c.n_layer] = h
         return h, [seen[i] for i in taps]
 
     def logits(self, h: Tensor) -> Tensor:
@@ -362,8 +359,14 @@ class Stepper:
     ``recurrence`` is ``gdn_step`` or a compiled form of it: it moves nearly all of the bytes.
     """
 
-    def __init__(self, model: Target, batch: int, length: int, cache_type: torch.dtype,
-                 recurrence: Callable[..., tuple[Tensor, Tensor]] = gdn_step) -> None:
+    def __init__(
+        self,
+        model: Target,
+        batch: int,
+        length: int,
+        cache_type: torch.dtype,
+        recurrence: Callable[..., tuple[Tensor, Tensor]] = gdn_step,
+    ) -> None:
         c, dev = model.c, model.token_embd.weight.device
         self.model, self.length, self.recurrence, self.position = model, length, recurrence, 0
         channels = 2 * c.k_heads * c.state + c.v_heads * c.state

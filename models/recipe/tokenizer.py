@@ -29,7 +29,10 @@ def train(documents: list[str], size: int) -> Tokenizer:
     """Byte-level BPE of ``size`` entries, the special tokens first."""
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(SPLIT), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tok.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -80,7 +83,8 @@ def main() -> None:
     tok = Tokenizer.from_file(str(a.tokenizer))
     ids = encode(tok, documents)
     ids.tofile(a.out)
-    print(f"{a.out.name}: {len(documents)} documents, {len(ids)} tokens, {sum(map(len, documents)) / len(ids):.2f} characters each")
+    each = sum(map(len, documents)) / len(ids)
+    print(f"{a.out.name}: {len(documents)} documents, {len(ids)} tokens, {each:.2f} characters each")
 
 
 if __name__ == "__main__":

@@ -31,14 +31,18 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 
-def write_text(target: Target, prompts: list[list[int]], a: argparse.Namespace, deadline: float, amp: bool) -> tuple[Tensor, Tensor]:
+def write_text(
+    target: Target, prompts: list[list[int]], a: argparse.Namespace, deadline: float, amp: bool
+) -> tuple[Tensor, Tensor]:
     """Sequences of the target's text, batch after batch until ``deadline``: ids and made-by-target [N, length]."""
     recurrence = gdn_step if a.no_compile else torch.compile(gdn_step)
     all_ids, all_made = [], []
     used = 0
     while True:
         begin = time.monotonic()
-        ids, lengths = pack(prompts[used % len(prompts) :] + prompts[: used % len(prompts)], a.gen_rows, a.segments, a.device)
+        ids, lengths = pack(
+            prompts[used % len(prompts) :] + prompts[: used % len(prompts)], a.gen_rows, a.segments, a.device
+        )
         used += a.gen_rows * a.segments
         limits = torch.randint(a.shortest, a.longest + 1, (a.gen_rows,), device=a.device)
         temperature = torch.where(torch.rand(a.gen_rows, device=a.device) < a.hot_share, a.temperature, 0.0)
@@ -47,12 +51,14 @@ def write_text(target: Target, prompts: list[list[int]], a: argparse.Namespace, 
         all_made.append(made)
         share = float(made.float().mean())  # waits for the device
         took = time.monotonic() - begin
-        print(f"generated {text.numel() / 1e6:.2f} M tokens, {share:.2f} of them by the target, {took:.1f} s", flush=True)
+        print(f"{text.numel() / 1e6:.2f} M tokens, {share:.2f} of them by the target, {took:.1f} s", flush=True)
         if time.monotonic() + took > deadline:
             return torch.cat(all_ids), torch.cat(all_made)
 
 
-def pick_anchors(ids: Tensor, made: Tensor, blocks: int, block: int, decay: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def pick_anchors(
+    ids: Tensor, made: Tensor, blocks: int, block: int, decay: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Anchors, positions [B,N], labels and weights [B,N,block-1]; a label counts while the target's own run lasts."""
     b, t = ids.shape
     dev = ids.device
@@ -121,22 +127,37 @@ def main() -> None:
     target = load_target(a.target).to(a.device).requires_grad_(False)
     documents = [d for p in a.documents for d in read_documents(p)][: a.most_documents]
     prompts = prompt_source.build(documents, a.tokenizer, 1, 12, a.prompt_limit, a.jobs)
-    held_prompts = prompt_source.build(read_documents(a.held_out), a.tokenizer, 2, 2, a.prompt_limit, a.jobs)[: a.measure_prompts]
+    held_prompts = prompt_source.build(read_documents(a.held_out), a.tokenizer, 2, 2, a.prompt_limit, a.jobs)[
+        : a.measure_prompts
+    ]
     seen = {tuple(p) for p in prompts}
     held_prompts = [p for p in held_prompts if tuple(p) not in seen]
     print(f"{len(prompts)} prompts, {len(held_prompts)} held out; {time.monotonic() - begin:.0f} s", flush=True)
-    print("one-token against parallel:", check_step(target, torch.tensor(prompts[0] * 60, device=a.device)[None, :200]), flush=True)
+    print(
+        "one-token against parallel:",
+        check_step(target, torch.tensor(prompts[0] * 60, device=a.device)[None, :200]),
+        flush=True,
+    )
 
     torch.set_float32_matmul_precision("high")
     torch._dynamo.config.cache_size_limit = 64
     torch._dynamo.config.suppress_errors = True
     ids, made = write_text(target, prompts, a, time.monotonic() + 60 * a.generate_minutes, cuda)
-    print(f"{ids.numel() / 1e6:.1f} M tokens, {float(made.sum()) / 1e6:.1f} M by the target; {time.monotonic() - begin:.0f} s", flush=True)
+    n_made = int(made.sum())
+    print(f"{ids.numel() / 1e6:.1f} M tokens, {n_made / 1e6:.1f} M by the target; {time.monotonic() - begin:.0f} s")
     for row in range(2):
         print("-" * 80 + "\n" + tok.decode(ids[row, :300].tolist(), skip_special_tokens=False), flush=True)
 
-    config = replace(DraftConfig(n_vocab=target.c.n_vocab, n_embd=target.c.n_embd, rope_base=target.c.rope_base,
-                                 eps=target.c.eps, context=target.c.context), **a.config)
+    config = replace(
+        DraftConfig(
+            n_vocab=target.c.n_vocab,
+            n_embd=target.c.n_embd,
+            rope_base=target.c.rope_base,
+            eps=target.c.eps,
+            context=target.c.context,
+        ),
+        **a.config,
+    )
     if max(config.taps) >= target.c.n_layer:
         raise SystemExit(f"tap {max(config.taps)}: the target has {target.c.n_layer} layers")
     draft = Draft(config).to(a.device)
@@ -174,7 +195,10 @@ def main() -> None:
             now = time.monotonic()
             if now - mark > 10 or clock.share >= 1:
                 shown = " ".join(f"{float(r):.3f}" for r in right)
-                print(f"step {step} share {clock.share:.3f} loss {value:.4f} right {shown} {(step - mark_step) / (now - mark):.1f} steps/s", flush=True)
+                rate = (step - mark_step) / (now - mark)
+                print(
+                    f"step {step} share {clock.share:.3f} loss {value:.4f} right {shown} {rate:.1f} steps/s", flush=True
+                )
                 mark, mark_step = now, step
             if clock.share >= 1:
                 break
@@ -183,7 +207,7 @@ def main() -> None:
     torch.compiler.set_stance("force_eager")
     paths = checkpoint.save(a.out / "draft.ckpt", draft.state_dict(), config.to_dict())
     print("saved", [p.stat().st_size for p in paths], f"{time.monotonic() - begin:.0f} s", flush=True)
-    report: dict[str, object] = {"steps": step, "parameters": n_params, "generated_tokens": int(made.sum())}
+    report: dict[str, object] = {"steps": step, "parameters": n_params, "generated_tokens": n_made}
     for k in sorted({8, config.top_k}):
         report[f"held_out_top{k}"] = measure(draft, target, held_prompts, a.measure_tokens, k, cuda, a.device)
         print(f"held-out prompts, top {k}:", report[f"held_out_top{k}"], flush=True)

@@ -27,8 +27,8 @@ from torch import Tensor
 PROMPTS = [
     "def fibonacci(n):",
     'def is_prime(n: int) -> bool:\n    """Return True if n is a prime number."""\n',
-    'from typing import List\n\n\ndef running_max(numbers: List[int]) -> List[int]:\n    """Return the list of maxima of'
-    ' all prefixes.\n    >>> running_max([1, 3, 2])\n    [1, 3, 3]\n    """\n',
+    "from typing import List\n\n\ndef running_max(numbers: List[int]) -> List[int]:\n"
+    '    """Return the list of maxima of all prefixes.\n    >>> running_max([1, 3, 2])\n    [1, 3, 3]\n    """\n',
     "class Stack:\n    def __init__(self):\n",
 ]
 
@@ -119,7 +119,7 @@ def make_optimizer(model: Target, a: argparse.Namespace) -> Optimizer:
 def main() -> None:
     begin = time.monotonic()
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--tokens", type=Path, nargs="+", required=True, help="training token files; a repeated file counts twice")
+    ap.add_argument("--tokens", type=Path, nargs="+", required=True, help="a file given twice counts twice")
     ap.add_argument("--held-out", type=Path, required=True)
     ap.add_argument("--tokenizer", type=Path, required=True)
     ap.add_argument("--out", type=Path, required=True, help="folder for target.ckpt.N and target.json")
@@ -149,8 +149,10 @@ def main() -> None:
     rows = Rows(load_stream(a.tokens, a.device), a.length)
     held = load_stream([a.held_out], a.device)
     opt = make_optimizer(model, a)
-    print(f"{n_params / 1e6:.2f} M parameters, {len(rows.stream) / 1e6:.1f} M training tokens, {len(held) / 1e6:.2f} M held out; "
-          f"{time.monotonic() - begin:.0f} s", flush=True)
+    sizes = (
+        f"{n_params / 1e6:.2f} M parameters, {len(rows.stream) / 1e6:.1f} M tokens, {len(held) / 1e6:.2f} M held out"
+    )
+    print(f"{sizes}; {time.monotonic() - begin:.0f} s", flush=True)
 
     loss_function = loss_of
     if not a.no_compile:
@@ -183,7 +185,8 @@ def main() -> None:
             if now - mark > 10 or clock.share >= 1:
                 rate = (step - mark_step) * a.rows * a.length / (now - mark)
                 mean = float(torch.stack(recent).mean())
-                print(f"step {step} share {clock.share:.3f} loss {mean:.4f} {rate / 1e3:.0f} k tokens/s pass {rows.passes}", flush=True)
+                speed = f"{rate / 1e3:.0f} k tokens/s pass {rows.passes}"
+                print(f"step {step} share {clock.share:.3f} loss {mean:.4f} {speed}", flush=True)
                 mark, mark_step, recent = now, step, []
             if clock.share >= 1:
                 break
@@ -193,8 +196,13 @@ def main() -> None:
     torch.compiler.set_stance("force_eager")  # other shapes from here on: not worth compiling
     paths = checkpoint.save(a.out / "target.ckpt", model.state_dict(), config.to_dict())
     print("saved", [p.stat().st_size for p in paths], f"{time.monotonic() - begin:.0f} s", flush=True)
-    report = {"steps": step, "tokens": step * a.rows * a.length, "parameters": n_params, "passes": rows.passes,
-              "held_out_loss": held_out_loss(model, held, a.length, a.eval_rows, cuda)}
+    report = {
+        "steps": step,
+        "tokens": step * a.rows * a.length,
+        "parameters": n_params,
+        "passes": rows.passes,
+        "held_out_loss": held_out_loss(model, held, a.length, a.eval_rows, cuda),
+    }
     print("held-out loss", report["held_out_loss"], flush=True)
     torch.backends.cuda.matmul.allow_tf32 = False
     print("one-token against parallel:", check_step(model, held[:600].view(2, 300).long()), flush=True)
