@@ -8,7 +8,14 @@ import pytest
 
 from pyllama_dflash import Engine, EngineClosed, RequestError, SamplingParams
 
-PROMPTS = [[5], [5, 17], list(range(20, 27)), list(range(20, 28)), list(range(20, 29)), [(7 * i) % 500 for i in range(300)]]
+PROMPTS = [
+    [5],
+    [5, 17],
+    list(range(20, 27)),
+    list(range(20, 28)),
+    list(range(20, 29)),
+    [(7 * i) % 500 for i in range(300)],
+]
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,8 @@
 
 Matrices in quantised files are multiplied by activations rounded to 8 bits. One last-bit difference in front of such a
 rounding moves a whole step, and a trained network amplifies it: upstream differs from itself (tiled matmul on or off,
-keys and values in F16 or F32) by 1e-4 and more. So arithmetic is held to 1e-6 on files whose tensors are F32 (tiny ones, and
-the shipped pair written out in F32), and the quantised files are held to the distance upstream has from itself.
+keys and values in F16 or F32) by 1e-4 and more. So arithmetic is held to 1e-6 on files whose tensors are F32 (tiny
+ones, and the shipped pair written out in F32), and quantised files are held to the distance upstream has from itself.
 """
 
 from __future__ import annotations
