@@ -6,7 +6,9 @@ function(dflash_add target)
     return()
   endif()
   target_sources(${target} PRIVATE ${sources})
-  get_target_property(directory ${target} SOURCE_DIR)
+  if(target STREQUAL "ggml-hip")  # a .cu file is HIP there
+    set_property(SOURCE ${sources} TARGET_DIRECTORY ${target} PROPERTY LANGUAGE HIP)
+  endif()
   foreach(source ${sources})
     if(source MATCHES "\\.(c|cpp)$")
       # Rounding is part of the ops' contract: a multiply-add is fused where the source says so and nowhere else.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 
 import prompts as prompt_source
@@ -38,7 +39,7 @@ def main() -> None:
     loss = held_out_loss(target, stream, a.length, a.rows, amp)
     report: dict[str, object] = {
         "loss": loss,
-        "bits_per_character": loss / 0.6931 * len(stream) / sum(map(len, documents)),
+        "bits_per_character": loss / math.log(2) * len(stream) / sum(map(len, documents)),
     }
     if a.draft:
         draft = load_draft(a.draft).to(a.device)

@@ -55,6 +55,20 @@ class DflashOps(Ops):
         """Attention of q [D, Hq, T, L] over paged k, v [D, Hkv, 16 P]; row t stands at position base + t."""
         return self._dflash(lib.ggml_dflash_attention, q, k, v, table, slots, base, live, extra=(scale, window, causal))
 
+    def product(self, w: Tensor, x: Tensor) -> Tensor:
+        """W x for w [k, m], x F32 [k, n]: by the own kernel where it takes these types and the device has it, whose
+        result does not depend on n; else by ggml's. :attr:`Graph.nodes` shows which."""
+        ptr = lib.ggml_dflash_mul_mat(self.context, w.ptr, x.ptr)
+        if ptr != ffi.NULL:
+            node = self.wrap(ptr)
+            if self.computes(node):
+                return node
+        return self.mul_mat(w, x)
+
+    def computes(self, node: Tensor) -> bool:
+        """Whether the device that the graph is for computes `node`."""
+        raise NotImplementedError
+
     def dynamic_conv(self, x: Tensor, coefficients: Tensor, base: Tensor, side: int, block: int) -> Tensor:
         """DFlash2's grouped dynamic convolution, composed.
 

@@ -70,6 +70,10 @@ class Graph(DflashOps):
         lib.ggml_set_name(node.ptr, name.encode()[:63])
         return self.effect(node)
 
+    def computes(self, node: Tensor) -> bool:
+        """Whether the device that the graph is for computes `node`."""
+        return self.backend.supports(node)
+
     def build(self) -> None:
         """Check every node against the device and allocate. Call once, after the last output."""
         if self._allocator is not None:
@@ -96,7 +100,7 @@ class Graph(DflashOps):
 
     @property
     def nodes(self) -> Counter[str]:
-        """How many nodes of each op the graph has."""
+        """How many nodes of each op the graph has; our own go by their sub-op."""
         graph = self._graph
         return Counter(_op_name(lib.ggml_graph_node(graph, i)) for i in range(lib.ggml_graph_n_nodes(graph)))
 
@@ -126,4 +130,7 @@ class Graph(DflashOps):
 
 
 def _op_name(node: Any) -> str:
-    return str(ffi.string(lib.ggml_op_name(node.op)).decode())
+    name = str(ffi.string(lib.ggml_op_name(node.op)).decode())
+    if name != "DFLASH":
+        return name
+    return "dflash." + str(ffi.string(lib.ggml_dflash_op_name(lib.ggml_dflash_get_op(node))).decode())

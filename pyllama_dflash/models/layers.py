@@ -8,5 +8,5 @@ from .metadata import Linear
 
 def linear(g: Graph, w: Linear[Tensor], x: Tensor) -> Tensor:
     """W x, times the tensor's scale where the file has one."""
-    y = g.mul_mat(w.weight, x)
+    y = g.product(w.weight, x)
     return y if w.scale is None else g.mul(y, w.scale)

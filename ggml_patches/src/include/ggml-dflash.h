@@ -37,6 +37,7 @@ enum ggml_dflash_op {
     GGML_DFLASH_OP_CONV_ADVANCE = 5,
     GGML_DFLASH_OP_CONV_COMMIT = 6,
     GGML_DFLASH_OP_ATTENTION = 7,
+    GGML_DFLASH_OP_MUL_MAT = 8,
 };
 
 // Gated delta rule on a block that may still be rejected.
@@ -98,6 +99,15 @@ GGML_API struct ggml_tensor * ggml_dflash_attention(struct ggml_context * ctx, s
                                                     struct ggml_tensor * table, struct ggml_tensor * slots,
                                                     struct ggml_tensor * base, struct ggml_tensor * n_rows, float scale,
                                                     int32_t window, bool causal);
+
+// Quantised weights times columns, y[i,t,l] = sum_k w[k,i] x[k,t,l].
+//   w [K,M] IQ4_XS, Q4_K, Q5_K, Q6_K or Q8_0, K a multiple of 256, rows contiguous, any row stride; x [K,T,L]
+//   contiguous
+// A column's numbers depend on w and that column only: not on T, L, its place, or the number of threads. Activations
+// are rounded to 12 bits (16 for Q8_0) of the largest of each 256, weights not at all; a column with an infinity or a
+// NaN gives NaN. -> [M,T,L]
+GGML_API struct ggml_tensor * ggml_dflash_mul_mat(struct ggml_context * ctx, struct ggml_tensor * w,
+                                                  struct ggml_tensor * x);
 
 // NULL when a kernel can run the node, otherwise the reason, naming sub-op, source and limit. Valid until the next call
 // in the same thread. Checks the sub-op, every parameter, and type, shape and strides of every source and of the

@@ -34,11 +34,19 @@ static const struct dflash_sub_op SUB_OPS[] = {
     [GGML_DFLASH_OP_CONV_COMMIT] = {"conv_commit", 3, 0, true, 1u << 0, {"rows", "slots", "n_pending"}},
     [GGML_DFLASH_OP_ATTENTION] =
         {"attention", 7, 0, false, 0, {"q", "k_pages", "v_pages", "table", "slots", "base", "n_rows"}},
+    [GGML_DFLASH_OP_MUL_MAT] = {"mul_mat", 2, 1, false, 0, {"w", "x"}},
 };
 
 const struct dflash_sub_op * dflash_find_sub_op(int32_t id) {
     const int32_t n = (int32_t) (sizeof(SUB_OPS) / sizeof(SUB_OPS[0]));
     return id > 0 && id < n && SUB_OPS[id].name ? &SUB_OPS[id] : NULL;
+}
+
+void dflash_result_shape(const struct ggml_tensor * op, const struct dflash_sub_op * sub, int64_t * ne) {
+    memcpy(ne, op->src[sub->like]->ne, sizeof(op->ne));
+    if (ggml_dflash_get_op(op) == GGML_DFLASH_OP_MUL_MAT) {
+        ne[0] = op->src[0]->ne[1];
+    }
 }
 
 const char * ggml_dflash_op_name(enum ggml_dflash_op op) {
@@ -262,6 +270,33 @@ static bool check_attention(const struct node * n) {
            check_i32(n, 4, L, 1) && check_i32(n, 5, L, 1) && check_i32(n, 6, L, 1);
 }
 
+static bool check_weight_type(const struct node * n, enum ggml_type type) {
+#define SAME(W)                                                                                                        \
+    if (type == W) {                                                                                                   \
+        return true;                                                                                                   \
+    }
+    GGML_DFLASH_WEIGHT_TYPES(SAME)
+#undef SAME
+    return refuse(n, "w is %s, must be iq4_xs, q4_K, q5_K, q6_K or q8_0", ggml_type_name(type));
+}
+
+static bool check_mul_mat(const struct node * n) {
+    const struct ggml_tensor * w = n->op->src[0];
+    const struct ggml_tensor * x = n->op->src[1];
+    if (!check_weight_type(n, w->type) ||
+        !check_range(n, "weights per row", w->ne[0], GGML_DFLASH_SUPER_BLOCK, GGML_DFLASH_MAX_ROW_WEIGHTS) ||
+        !check_range(n, "number of weight rows", w->ne[1], 1, GGML_DFLASH_MAX_WEIGHT_ROWS) ||
+        !check_range(n, "number of rows", x->ne[1], 1, GGML_DFLASH_MAX_ROWS) ||
+        !check_range(n, "number of lanes", x->ne[2], 1, GGML_DFLASH_MAX_LANES)) {
+        return false;
+    }
+    if (w->ne[0] % GGML_DFLASH_SUPER_BLOCK != 0) {
+        return refuse(n, "w has rows of %lld, not a multiple of %d", (long long) w->ne[0], GGML_DFLASH_SUPER_BLOCK);
+    }
+    return check_shape(n, 0, w->ne[0], w->ne[1], 1, 1) && check_rows(n, 0) &&
+           check_f32_dense(n, 1, w->ne[0], x->ne[1], x->ne[2], 1);
+}
+
 static bool check_params(const struct node * n) {
     const int n_used = n->op->op_params[0] == GGML_DFLASH_OP_ATTENTION ? 4 : 1;
     for (int i = n_used; i < (int) (GGML_MAX_OP_PARAMS / sizeof(int32_t)); i++) {
@@ -295,8 +330,11 @@ static bool check_sources(const struct node * n) {
 static bool check_result(const struct node * n) {
     const struct ggml_tensor * op = n->op;
     const struct ggml_tensor * like = op->src[n->sub->like];
-    if (op->type != GGML_TYPE_F32 || !ggml_are_same_shape(op, like) || !ggml_is_contiguous(op)) {
-        return refuse(n, "the result must be f32, contiguous and of the shape of %s", n->sub->src[n->sub->like]);
+    int64_t ne[GGML_MAX_DIMS];
+    dflash_result_shape(op, n->sub, ne);
+    if (op->type != GGML_TYPE_F32 || memcmp(op->ne, ne, sizeof(ne)) != 0 || !ggml_is_contiguous(op)) {
+        return refuse(n, "the result must be f32, contiguous and of shape [%lld,%lld,%lld,%lld]", (long long) ne[0],
+                      (long long) ne[1], (long long) ne[2], (long long) ne[3]);
     }
     if (n->sub->is_view) {
         const struct ggml_tensor * root = like->view_src ? like->view_src : like;
@@ -323,6 +361,8 @@ static bool check_sub_op(const struct node * n) {
         return check_conv_memory(n, 0);
     case GGML_DFLASH_OP_ATTENTION:
         return check_attention(n);
+    case GGML_DFLASH_OP_MUL_MAT:
+        return check_mul_mat(n);
     }
     return refuse(n, "sub-op %d has no check", n->op->op_params[0]);
 }

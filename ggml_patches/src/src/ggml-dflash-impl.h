@@ -15,7 +15,7 @@
 struct dflash_sub_op {
     const char * name;
     int n_src;
-    int like;                       // the result has the shape of this source
+    int like;                       // the result has the shape of this source; of mul_mat: but the rows of w
     bool is_view;                   // ... and is a view of it
     unsigned writes;                // bit i: source i is written
     const char * src[GGML_MAX_SRC]; // names of the sources, for messages
@@ -23,3 +23,6 @@ struct dflash_sub_op {
 
 // NULL for an id outside enum ggml_dflash_op
 const struct dflash_sub_op * dflash_find_sub_op(int32_t id);
+
+// Shape of the result of a node whose sources are set.
+void dflash_result_shape(const struct ggml_tensor * op, const struct dflash_sub_op * sub, int64_t * ne);

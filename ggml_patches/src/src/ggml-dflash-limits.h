@@ -32,5 +32,14 @@
 // Taps of the causal convolution.
 #define GGML_DFLASH_CONV_TAPS 4
 
+// Weight types of mul_mat; their rows are whole super-blocks, Q8_0 included.
+#define GGML_DFLASH_WEIGHT_TYPES(X)                                                                                    \
+    X(GGML_TYPE_IQ4_XS) X(GGML_TYPE_Q4_K) X(GGML_TYPE_Q5_K) X(GGML_TYPE_Q6_K) X(GGML_TYPE_Q8_0)
+#define GGML_DFLASH_SUPER_BLOCK 256
+
+// Weights of a row, weight rows.
+#define GGML_DFLASH_MAX_ROW_WEIGHTS (1 << 20)
+#define GGML_DFLASH_MAX_WEIGHT_ROWS (1 << 24)
+
 // Positions per page.
 #define GGML_DFLASH_PAGE_ROWS 16

@@ -36,9 +36,9 @@ static struct ggml_tensor * build(struct ggml_context * ctx, const int32_t * par
     node.op = GGML_OP_DFLASH;
     memcpy(node.op_params, params, sizeof(node.op_params));
     memcpy(node.src, src, sizeof(node.src));
-    if (like != NULL) {
+    if (like != NULL && src[0] != NULL) {
+        dflash_result_shape(&node, sub, node.ne);
         for (int d = 0; d < GGML_MAX_DIMS; d++) {
-            node.ne[d] = like->ne[d];
             node.nb[d] = d == 0 ? sizeof(float) : node.nb[d - 1] * (size_t) node.ne[d - 1];
         }
         if (sub->is_view) {
@@ -125,4 +125,8 @@ struct ggml_tensor * ggml_dflash_attention(struct ggml_context * ctx, struct ggm
     memcpy(&scale_bits, &scale, sizeof(scale_bits));
     return build(ctx, DFLASH_PARAMS(GGML_DFLASH_OP_ATTENTION, scale_bits, window, causal),
                  DFLASH_SOURCES(q, k_pages, v_pages, table, slots, base, n_rows));
+}
+
+struct ggml_tensor * ggml_dflash_mul_mat(struct ggml_context * ctx, struct ggml_tensor * w, struct ggml_tensor * x) {
+    return build(ctx, DFLASH_PARAMS(GGML_DFLASH_OP_MUL_MAT), DFLASH_SOURCES(w, x));
 }

@@ -78,6 +78,54 @@ inline void bench_attention(int64_t D, int64_t Hq, int64_t Hkv, int64_t T, int32
     });
 }
 
+// Beside ggml's own ways: one dot product per column ("use_ref") and its choice by the number of columns.
+inline void bench_mul_mat(ggml_type type, int64_t K, int64_t M, int64_t n) {
+    typedef void (*set_use_ref_t)(ggml_backend_t, bool);
+    const set_use_ref_t set_use_ref = (set_use_ref_t) ggml_backend_reg_get_proc_address(
+        ggml_backend_dev_backend_reg(backend().device), "ggml_backend_cpu_set_use_ref");
+    const std::vector<uint8_t> w = quantised(type, K, M);
+    const Floats x = normal(K * n);
+    const int n_nodes = (int) std::max<int64_t>(1, (1 << 23) / (K * M * n));
+    for (int n_threads : {1, 2}) {
+        double best[3] = {INFINITY, INFINITY, INFINITY};
+        Run run(n_nodes * (2 * w.size() + 2 * (K + M) * n * sizeof(float) + 4096));
+        ggml_cgraph * graphs[2];
+        for (int own = 0; own < 2; own++) {
+            graphs[own] = ggml_new_graph(run.ctx());
+            for (int i = 0; i < n_nodes; i++) {
+                ggml_tensor *a = run.source({K, M}, w.data(), type), *b = run.source({K, n}, x);
+                ggml_build_forward_expand(graphs[own], run.result(own ? ggml_dflash_mul_mat(run.ctx(), a, b)
+                                                                      : ggml_mul_mat(run.ctx(), a, b)));
+            }
+        }
+        backend().set_n_threads(backend().handle, n_threads);
+        for (int i = 0; i < 15; i++) {
+            for (int way = 0; way < 3; way++) { // in turns, because the machine is not always equally fast
+                set_use_ref(backend().handle, way == 0);
+                const int64_t start = ggml_time_us();
+                ggml_backend_graph_compute(backend().handle, graphs[way == 2]);
+                best[way] = std::min(best[way], (double) (ggml_time_us() - start) / n_nodes);
+            }
+        }
+        set_use_ref(backend().handle, false);
+        std::printf(
+            "mul_mat %-7s %5d x %-5d n=%-4d %d threads: dots %9.1f us, ggml %9.1f us, own %9.1f us = %.2f, %.2f\n",
+            ggml_type_name(type), (int) K, (int) M, (int) n, n_threads, best[0], best[1], best[2], best[0] / best[2],
+            best[1] / best[2]);
+    }
+}
+
+inline void bench_mul_mats() {
+    for (ggml_type type : {GGML_TYPE_IQ4_XS, GGML_TYPE_Q6_K, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K}) {
+        for (int64_t n : {1, 2, 4, 7, 8, 16, 64, 256}) {
+            bench_mul_mat(type, 512, 1024, n);
+        }
+        bench_mul_mat(type, 512, 8192, 8);
+        bench_mul_mat(type, 1536, 512, 1);
+        bench_mul_mat(type, 1536, 512, 8);
+    }
+}
+
 inline void bench_all() {
     for (int32_t n_pending : {0, 4, 8}) {
         bench_gdn(16, 48, 8, n_pending, 16);
@@ -91,4 +139,5 @@ inline void bench_all() {
     bench_attention(128, 8, 2, 8, 1024, GGML_TYPE_F16, 8);
     bench_attention(128, 8, 2, 1, 1024, GGML_TYPE_F16, 8);
     bench_attention(128, 8, 2, 256, 1024, GGML_TYPE_F16, 1);
+    bench_mul_mats();
 }

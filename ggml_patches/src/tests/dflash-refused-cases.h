@@ -12,6 +12,8 @@
 struct Sizes {
     int64_t S = 32, Hk = 2, Hv = 4, T = 8, L = 2, N = 3, B = 8, C = 48;
     int64_t D = 64, Hq = 8, Hkv = 2, pages = 4, max_pages = 5;
+    int64_t K = 512, M = 24;
+    ggml_type w_type = GGML_TYPE_IQ4_XS;
     float scale = 0.125f;
     int32_t window = 0;
     ggml_type k_type = GGML_TYPE_F16, v_type = GGML_TYPE_Q8_0;
@@ -65,6 +67,9 @@ inline Sources make_sources(ggml_context * ctx, ggml_dflash_op op, const Sizes &
                i32(ctx, {z.L}),
                n_rows};
         break;
+    case GGML_DFLASH_OP_MUL_MAT:
+        src = {ggml_new_tensor_2d(ctx, z.w_type, z.K, z.M), f32(ctx, {z.K, z.T, z.L})};
+        break;
     }
     if (op == GGML_DFLASH_OP_GDN_ADVANCE || op == GGML_DFLASH_OP_CONV_ADVANCE) {
         src.push_back(n_rows);
@@ -88,13 +93,15 @@ inline ggml_tensor * construct(ggml_context * ctx, ggml_dflash_op op, const Sour
         return ggml_dflash_conv_commit(ctx, s[0], s[1], s[2]);
     case GGML_DFLASH_OP_ATTENTION:
         return ggml_dflash_attention(ctx, s[0], s[1], s[2], s[3], s[4], s[5], s[6], z.scale, z.window, true);
+    case GGML_DFLASH_OP_MUL_MAT:
+        return ggml_dflash_mul_mat(ctx, s[0], s[1]);
     }
     return nullptr;
 }
 
 constexpr ggml_dflash_op ALL_OPS[] = {
     GGML_DFLASH_OP_GDN_VERIFY,   GGML_DFLASH_OP_GDN_ADVANCE, GGML_DFLASH_OP_GDN_COMMIT, GGML_DFLASH_OP_CONV_VERIFY,
-    GGML_DFLASH_OP_CONV_ADVANCE, GGML_DFLASH_OP_CONV_COMMIT, GGML_DFLASH_OP_ATTENTION,
+    GGML_DFLASH_OP_CONV_ADVANCE, GGML_DFLASH_OP_CONV_COMMIT, GGML_DFLASH_OP_ATTENTION,  GGML_DFLASH_OP_MUL_MAT,
 };
 
 inline ggml_context * metadata_context() {
@@ -238,8 +245,10 @@ inline void refused_by_size() {
         each({op}, "", [](Sizes & z) { z.L = 64; });
         each({op}, "number of lanes is 65", [](Sizes & z) { z.L = 65; });
         each({op}, "number of lanes is 0", [](Sizes & z) { z.L = 0; });
-        each({op}, "number of slots is 0", [](Sizes & z) { z.N = 0; });
-        each({op}, "number of slots is 4097", [](Sizes & z) { z.N = 4097; });
+        if (op != GGML_DFLASH_OP_MUL_MAT) {
+            each({op}, "number of slots is 0", [](Sizes & z) { z.N = 0; });
+            each({op}, "number of slots is 4097", [](Sizes & z) { z.N = 4097; });
+        }
     }
     each({CV, CA, CC}, "number of channels is 0", [](Sizes & z) { z.C = 0; });
     each({CV, CA, CC}, "", [](Sizes & z) { z.C = 10240; });
@@ -254,6 +263,30 @@ inline void refused_by_size() {
         each({AT}, "k_pages is", [type](Sizes & z) { z.k_type = type; });
         each({AT}, "v_pages is", [type](Sizes & z) { z.v_type = type; });
     }
+    // weights
+    const ggml_dflash_op MM = GGML_DFLASH_OP_MUL_MAT;
+    for (ggml_type type : {GGML_TYPE_IQ4_XS, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_Q8_0}) {
+        each({MM}, "", [type](Sizes & z) { z.w_type = type; });
+    }
+    for (ggml_type type : {GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q2_K, GGML_TYPE_Q3_K, GGML_TYPE_Q4_0,
+                           GGML_TYPE_Q5_1, GGML_TYPE_IQ4_NL, GGML_TYPE_IQ3_S, GGML_TYPE_I8}) {
+        each({MM}, "w is", [type](Sizes & z) { z.w_type = type; });
+    }
+    each({MM}, "", [](Sizes & z) { z.K = 256; });
+    each({MM}, "weights per row is 0", [](Sizes & z) { z.K = 0; });
+    each({MM}, "weights per row is 1048832", [](Sizes & z) { z.K = (1 << 20) + 256; });
+    for (int64_t K : {288, 480, 544}) {
+        each({MM}, "not a multiple of 256", [K](Sizes & z) {
+            z.w_type = GGML_TYPE_Q8_0;
+            z.K = K;
+        });
+    }
+    each({MM}, "", [](Sizes & z) { z.M = 1; });
+    each({MM}, "number of weight rows is 0", [](Sizes & z) { z.M = 0; });
+    each({MM}, "number of weight rows is 16777217", [](Sizes & z) { z.M = (1 << 24) + 1; });
+    each({MM}, "", [](Sizes & z) { z.T = 1000; });
+    each({MM}, "number of rows is 0", [](Sizes & z) { z.T = 0; });
+    each({MM}, "number of rows is 1048577", [](Sizes & z) { z.T = (1 << 20) + 1; });
     // parameters of attention
     each({AT}, "", [](Sizes & z) { z.window = INT32_MAX; });
     each({AT}, "window is -1", [](Sizes & z) { z.window = -1; });
@@ -278,12 +311,15 @@ inline std::vector<const char *> source_names(ggml_dflash_op op) {
         return {"rows", "slots", "n_pending"};
     case GGML_DFLASH_OP_ATTENTION:
         return {"q", "k_pages", "v_pages", "table", "slots", "base", "n_rows"};
+    case GGML_DFLASH_OP_MUL_MAT:
+        return {"w", "x"};
     }
     return {};
 }
 
 inline bool may_be_strided(const std::string & op, const std::string & source) {
     const bool rows_only = op == "attention" ? source == "q" || source == "k_pages" || source == "v_pages"
+                           : op == "mul_mat" ? source == "w"
                            : op[0] == 'g'
                                ? source == "q" || source == "k" || source == "v" || source == "g" || source == "beta"
                                : source == "x";
@@ -300,9 +336,10 @@ inline void refused_by_source() {
             expect_damage(op, (name + " is ").c_str(), true, [i](ggml_context *, ggml_tensor * n) {
                 n->src[i]->type = n->src[i]->type == GGML_TYPE_I32 ? GGML_TYPE_F32 : GGML_TYPE_I32;
             });
-            expect_damage(op, (name + " has shape").c_str(), true, [i, name](ggml_context *, ggml_tensor * n) {
+            expect_damage(op, (name + " has shape").c_str(), true, [i, name, op](ggml_context *, ggml_tensor * n) {
                 // a size that no other rule speaks about first
-                const int d = name == "table" || name == "slots" || name == "k_pages"    ? 3
+                const int d = op == GGML_DFLASH_OP_MUL_MAT && name == "x"                ? 0
+                              : name == "table" || name == "slots" || name == "k_pages"  ? 3
                               : name == "state"                                          ? 1
                               : name == "log"                                            ? 0
                               : name == "rows"                                           ? 3
@@ -331,6 +368,10 @@ inline void refused_by_source() {
                   [](ggml_context *, ggml_tensor * n) { n->src[0] = n->src[2]; });
     expect_damage(GGML_DFLASH_OP_GDN_VERIFY, "state is written", true,
                   [](ggml_context *, ggml_tensor * n) { n->src[2] = n->src[5]; });
+    expect_damage(GGML_DFLASH_OP_MUL_MAT, "x has shape", true,
+                  [](ggml_context *, ggml_tensor * n) { n->src[1]->ne[3]++; });
+    expect_damage(GGML_DFLASH_OP_MUL_MAT, "w has shape", true,
+                  [](ggml_context *, ggml_tensor * n) { n->src[0]->ne[2]++; });
     // odd sizes that only a hand-made node can have
     expect_damage(GGML_DFLASH_OP_ATTENTION, "not whole pages", true,
                   [](ggml_context *, ggml_tensor * n) { n->src[1]->ne[2]--; });
@@ -345,7 +386,7 @@ inline void refused_by_source() {
 
 inline void refused_by_node() {
     for (ggml_dflash_op op : ALL_OPS) {
-        for (int32_t id : {0, -1, 8, 100, INT32_MAX, INT32_MIN}) {
+        for (int32_t id : {0, -1, 9, 100, INT32_MAX, INT32_MIN}) {
             expect_damage(op, "unknown sub-op", false, [id](ggml_context *, ggml_tensor * n) { n->op_params[0] = id; });
         }
         for (int i = op == GGML_DFLASH_OP_ATTENTION ? 4 : 1; i < (int) (GGML_MAX_OP_PARAMS / sizeof(int32_t)); i++) {

@@ -12,6 +12,8 @@
 
 #include "dflash-attention-cases.h"
 
+#include "dflash-mul-mat-cases.h"
+
 #include "dflash-refused-cases.h"
 
 #include "dflash-vec8-cases.h"
@@ -43,7 +45,7 @@ int main(int argc, char ** argv) {
         void (*run)();
     } groups[] = {
         {"vec8", vec8_cases}, {"refused", refused_cases},     {"gdn", gdn_cases},
-        {"conv", conv_cases}, {"attention", attention_cases},
+        {"conv", conv_cases}, {"attention", attention_cases}, {"mul_mat", mul_mat_cases},
     };
     for (const auto & group : groups) {
         const Counter before = counter();

@@ -28,6 +28,8 @@ struct ggml_tensor * ggml_dflash_attention(
     struct ggml_context * ctx, struct ggml_tensor * q, struct ggml_tensor * k_pages, struct ggml_tensor * v_pages,
     struct ggml_tensor * table, struct ggml_tensor * slots, struct ggml_tensor * base, struct ggml_tensor * n_rows,
     float scale, int32_t window, bool causal);
+struct ggml_tensor * ggml_dflash_mul_mat(
+    struct ggml_context * ctx, struct ggml_tensor * w, struct ggml_tensor * x);
 const char * ggml_dflash_check(const struct ggml_tensor * op);
 const char * ggml_dflash_last_error(void);
 const char * ggml_dflash_op_name(enum ggml_dflash_op op);
