@@ -58,7 +58,8 @@ def measure(
     total = -(-(int(lengths.max()) + tokens + draft.c.block) // 64) * 64
     limits = torch.full((len(prompts),), tokens, device=device)
     text, made = generate(target, ids, lengths, total, limits, torch.zeros(len(prompts), device=device), amp)
-    counts = torch.cat([accepted(draft, target, text[i : i + 64], top_k, amp) for i in range(0, len(prompts), 64)])
+    group = 64 if amp else 16  # sequences at once; logits of all their blocks are in memory
+    counts = torch.cat([accepted(draft, target, t, top_k, amp) for t in text.split(group)])
     rounds: list[int] = []
     emitted = 0
     for b in range(len(prompts)):
