@@ -82,7 +82,7 @@ def test_help_is_short(capsys, command):
 def test_help_loads_nothing_heavy(tmp_path):
     code = (
         "import sys; from pyllama_dflash import cli; cli.main(['generate', '--help']); "
-        "sys.exit(' '.join({'numpy', 'jinja2', 'cffi', 'tqdm', 'pyllama_dflash._native'} & set(sys.modules)))"
+        "sys.exit(' '.join({'numpy', 'jinja2', 'cffi', 'tqdm', 'pyllama_dflash._native'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
@@ -239,13 +239,18 @@ def tiny_pair_of(folder, **changes):
 # ---------------------------------------------------------------------------------------------------------------------
 # Ends that come from outside
 # ---------------------------------------------------------------------------------------------------------------------
+def hear_ctrl_c() -> None:
+    """A test run that was started in the background ignores SIGINT, and its children would too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture
 def endless(tmp_path, tiny_pair):
     """A process that would print for a long time; it has printed its first bytes."""
     options = ["-m", tiny_pair.target, "-md", tiny_pair.draft, "-t", "1", "-c", "8192", "-n", "8000", "--ignore-eos"]
     process = subprocess.Popen(
         [*COMMAND, "generate", PROMPT, *map(str, options)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, cwd=tmp_path,
+        stderr=subprocess.PIPE, cwd=tmp_path, preexec_fn=hear_ctrl_c,
     )  # fmt: skip
     with process:
         assert process.stdout.read(len(PROMPT) + 8).startswith(PROMPT.encode())
@@ -270,7 +275,7 @@ def test_ctrl_c_while_loading(tmp_path, options):
     for delay in (0.2, 0.6):
         process = subprocess.Popen(
             [*COMMAND, "generate", "-", *map(str, options)], stdin=subprocess.PIPE, stderr=subprocess.PIPE,
-            stdout=subprocess.PIPE, cwd=tmp_path,
+            stdout=subprocess.PIPE, cwd=tmp_path, preexec_fn=hear_ctrl_c,
         )  # fmt: skip
         with process:
             time.sleep(delay)  # while it starts, or while it waits for stdin
