@@ -367,7 +367,7 @@ def shipped():
 
 def test_the_first_command_of_the_readme(tmp_path, shipped):
     code, text, err = run(tmp_path, "generate", "def fibonacci(n):")
-    assert (code, err) == (0, "") and text.startswith("def fibonacci(n):\n") and len(text) > 60
+    assert (code, err) == (0, "") and text.startswith("def fibonacci(n):") and len(text) > 60
     assert run(tmp_path, "generate", "def fibonacci(n):", "--no-draft") == (0, text, "")
     code, out, _ = run(tmp_path, "generate", "def fibonacci(n):", "--json")
     report = json.loads(out)
