@@ -74,6 +74,21 @@ def add_general(w: gguf.GGUFWriter, name: str, file_type: gguf.LlamaFileType) ->
     w.add_file_type(file_type)
 
 
+def add_shapes(w: gguf.GGUFWriter, c: TargetConfig | DraftConfig) -> None:
+    """The hyper-parameters that both kinds of file have."""
+    w.add_vocab_size(c.n_vocab)
+    w.add_context_length(c.context)
+    w.add_embedding_length(c.n_embd)
+    w.add_feed_forward_length(c.n_ff)
+    w.add_block_count(c.n_layer)
+    w.add_head_count(c.n_head)
+    w.add_head_count_kv(c.n_head_kv)
+    w.add_key_length(c.head_dim)
+    w.add_value_length(c.head_dim)
+    w.add_layer_norm_rms_eps(c.eps)
+    w.add_rope_freq_base(c.rope_base)
+
+
 def finish(w: gguf.GGUFWriter) -> None:
     w.write_header_to_file()
     w.write_kv_data_to_file()
@@ -100,17 +115,7 @@ def export_target(model: Target, tokenizer: Path, out: Path, full: bool) -> None
     c = model.c
     w = gguf.GGUFWriter(out, "qwen35")
     add_general(w, "Python 36M hybrid", gguf.LlamaFileType.ALL_F32 if full else gguf.LlamaFileType.MOSTLY_IQ4_XS)
-    w.add_vocab_size(c.n_vocab)
-    w.add_context_length(c.context)
-    w.add_embedding_length(c.n_embd)
-    w.add_feed_forward_length(c.n_ff)
-    w.add_block_count(c.n_layer)
-    w.add_head_count(c.n_head)
-    w.add_head_count_kv(c.n_head_kv)
-    w.add_key_length(c.head_dim)
-    w.add_value_length(c.head_dim)
-    w.add_layer_norm_rms_eps(c.eps)
-    w.add_rope_freq_base(c.rope_base)
+    add_shapes(w, c)
     w.add_rope_dimension_count(c.n_rot)
     w.add_rope_dimension_sections(list(c.rope_sections))
     w.add_ssm_conv_kernel(c.conv)
@@ -130,17 +135,7 @@ def export_draft(model: Draft, tokenizer: Path, out: Path, top_k: int) -> None:
     c = model.c
     w = gguf.GGUFWriter(out, "dflash")
     add_general(w, "Python 36M hybrid, DFlash2 draft", gguf.LlamaFileType.MOSTLY_Q8_0)
-    w.add_vocab_size(c.n_vocab)
-    w.add_context_length(c.context)
-    w.add_embedding_length(c.n_embd)
-    w.add_feed_forward_length(c.n_ff)
-    w.add_block_count(c.n_layer)
-    w.add_head_count(c.n_head)
-    w.add_head_count_kv(c.n_head_kv)
-    w.add_key_length(c.head_dim)
-    w.add_value_length(c.head_dim)
-    w.add_layer_norm_rms_eps(c.eps)
-    w.add_rope_freq_base(c.rope_base)
+    add_shapes(w, c)
     w.add_rope_dimension_count(c.head_dim)
     w.add_rope_dimension_sections([c.head_dim // 2, 0, 0, 0])
     w.add_sliding_window(c.window)
