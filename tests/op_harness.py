@@ -23,6 +23,7 @@ TYPES = {
     np.dtype(np.int32): lib.GGML_TYPE_I32,
 }
 DTYPES = {number: dtype for dtype, number in TYPES.items()}
+NOT_WRITTEN = 0x5A5A5A5A  # a result that no op gives: -1 would be a dead row
 
 
 class Refused(Exception):
@@ -32,7 +33,8 @@ class Refused(Exception):
 class OpRun:
     """One run on the CPU backend: ``source`` the arrays, build with ``op``, ``compute``, ``read``.
 
-    Results start as NaN. A source is read back like a result, to see what an op did to it.
+    Results start as NaN, those of whole numbers as NOT_WRITTEN. A source is read back like a result, to see what an op
+    did to it.
     """
 
     def __init__(self, n_threads: int = 2) -> None:
@@ -64,6 +66,13 @@ class OpRun:
         self._data.append((tensor, data))
         return tensor
 
+    def view(self, tensor: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0) -> Any:
+        """Part of a source: ``shape`` like an array's, bytes from one to the next in all axes but the last."""
+        size = (*shape[::-1], 1, 1, 1)[:4]
+        row = (*strides[::-1], 0, 0, 0)[:3]
+        step = [row[i] if row[i] else row[i - 1] * size[i] for i in range(3)]
+        return lib.ggml_view_4d(self.ctx, tensor, *size, *step, offset)
+
     def op(self, name: str, *arguments: Any) -> Any:
         """The node that ggml_dflash_<name> makes of the arguments, or Refused."""
         node = getattr(lib, f"ggml_dflash_{name}")(self.ctx, *arguments)
@@ -79,6 +88,9 @@ class OpRun:
             lib.ggml_build_forward_expand(graph, node)
         self._buffer = lib.ggml_backend_alloc_ctx_tensors(self.ctx, self.backend)
         lib.ggml_backend_buffer_clear(self._buffer, 0xFF)  # NaN
+        for node in nodes:
+            if node.type == lib.GGML_TYPE_I32:
+                lib.ggml_backend_tensor_memset(node, NOT_WRITTEN & 0xFF, 0, lib.ggml_nbytes(node))
         for tensor, data in self._data:
             lib.ggml_backend_tensor_set(tensor, data, 0, len(data))
         assert lib.ggml_backend_graph_compute(self.backend, graph) == lib.GGML_STATUS_SUCCESS
@@ -99,6 +111,11 @@ def encode(array: Array, kind: int) -> bytes:
     out = ffi.new("char[]", rows.nbytes)
     size = lib.ggml_quantize_chunk(kind, ffi.from_buffer("float[]", rows), out, 0, *rows.shape, ffi.NULL)
     return bytes(ffi.buffer(out, size))
+
+
+def meaning(array: Array, kind: int) -> Array:
+    """The numbers that a float32 array has after a round trip through a ggml type."""
+    return decode(encode(array, kind), array.shape, kind)
 
 
 def decode(data: bytes, shape: tuple[int, ...], kind: int) -> Array:

@@ -11,6 +11,7 @@ PATCHES = Path(__file__).resolve().parent.parent / "ggml_patches"
 README = (PATCHES / "README.md").read_text(encoding="utf-8")
 HEADER = (PATCHES / "src/include/ggml-dflash.h").read_text(encoding="utf-8")
 LIMITS = (PATCHES / "src/src/ggml-dflash-limits.h").read_text(encoding="utf-8")
+KERNELS = (PATCHES / "src/src/ggml-dflash-kernels.h").read_text(encoding="utf-8")
 
 
 def header_constructors() -> dict[str, list[str]]:
@@ -47,9 +48,19 @@ def test_sources_are_those_of_the_constructors() -> None:
         assert listed == arguments, name
 
 
+def kernels(backend: str) -> set[str]:
+    """The sub-ops that a backend's list names."""
+    listed = re.search(rf"#define GGML_DFLASH_{backend}_KERNELS\(X\)(.*?)\n\n", KERNELS + "\n\n", re.DOTALL)
+    assert listed
+    return {name.lower() for name in re.findall(r"X\((\w+), \w+\)", listed[1])}
+
+
 def test_backends_are_named_by_what_they_do() -> None:
+    cpu, cuda, sycl = kernels("CPU"), kernels("CUDA"), kernels("SYCL")
+    assert cuda == sycl, "one column stands for both"
     for name, row in table().items():
-        assert set(row["backends"]) <= {"kernel", "composed", "refused"}, name
+        assert row["backends"][0] == ("kernel" if name in cpu else "composed"), name
+        assert row["backends"][1] == ("kernel" if name in cuda else "composed"), name
 
 
 def test_limits() -> None:
@@ -72,3 +83,24 @@ def test_limits() -> None:
     assert number("GGML_DFLASH_MAX_PAGES") == 2**24
     assert f"K = {number('GGML_DFLASH_CONV_TAPS')} taps" in README
     assert f"pages of\n{number('GGML_DFLASH_PAGE_ROWS')} positions" in README
+
+    assert expanded("GGML_DFLASH_TOP_KS") == "1, 2, 3, 4, 5, 6, 7, 8, 12, 16" and number("GGML_DFLASH_MAX_TOP_K") == 16
+    assert "| top_k of select | 1..8, 12, 16, at most V |" in README
+    block = number("GGML_DFLASH_MAX_BLOCK")
+    assert f"| rows T of dynamic_conv, sample, accept; P of select | 1..{block}; 1..{block - 1} |" in README
+    assert f"groups G | 1..{number('GGML_DFLASH_MAX_DYNAMIC_TAPS')}, a divisor of E; E 1..2^20 |" in README
+    assert f"| rank R | 1..{number('GGML_DFLASH_MAX_RANK')} (Q8_0 codebooks" in README
+    assert number("GGML_DFLASH_MAX_VOCABULARY") == 2**20 and "| vocabulary V | 1..2^20 |" in README
+
+
+def test_codebook_types() -> None:
+    listed = re.search(r"GGML_DFLASH_CODEBOOK_TYPES\(X\)(.*)", LIMITS)
+    assert listed and re.findall(r"TYPE_(\w+)", listed[1]) == ["F32", "F16", "BF16", "Q8_0"]
+    assert "(F32, F16, BF16 or Q8_0), the last three together or not at all" in README
+
+
+def test_a_column_of_sampling() -> None:
+    words = {name: getattr(lib, f"GGML_DFLASH_SAMPLING_{name}") for name in ("SEED_LOW", "TEMPERATURE", "TOP_K")}
+    words |= {name: getattr(lib, f"GGML_DFLASH_SAMPLING_{name}") for name in ("TOP_P_LOW", "LOG_MIN_P", "WORDS")}
+    assert words == {"SEED_LOW": 0, "TEMPERATURE": 2, "TOP_K": 3, "TOP_P_LOW": 4, "LOG_MIN_P": 6, "WORDS": 8}
+    assert f"`sampling` I32 [{words['WORDS']},L]" in README

@@ -1,11 +1,12 @@
-"""The references of the draft's dynamic convolution and selector agree with the formulas written index by index."""
+"""The references of the draft's ops agree with the formulas written index by index, and with cases by hand."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from reference.accept import n_final
 from reference.dynamic_conv import dynamic_conv, dynamic_conv_loops
-from reference.selector import greedy_walk, selector_scores, selector_scores_loops, top_candidates
+from reference.selector import greedy_walk, selector_scores, selector_scores_loops, step_scores, top_candidates
 
 
 @pytest.mark.parametrize("side", [0, 1])
@@ -78,3 +79,30 @@ def test_walk_is_greedy_not_best_path() -> None:
 def test_ties_take_the_first() -> None:
     assert top_candidates(np.array([[1.0, 3.0, 3.0, 2.0]]), 3).tolist() == [[1, 2, 3]]
     assert greedy_walk(np.array([[7, 8]]), np.zeros((1, 2, 2))) == [7]
+
+
+def test_steps_of_a_walk() -> None:
+    """step_scores is the row of selector_scores behind the token that was taken before."""
+    logits, gate, predecessor, successor = selector_case(6)
+    candidates, scores = selector_scores(logits, gate, predecessor, successor, anchor=5, top_k=8)
+    edges = gate, predecessor, successor
+    for row in range(len(logits)):
+        for a in range(8):
+            before = 5 if row == 0 else int(candidates[row - 1, a])
+            ids, step = step_scores(logits, edges, before, row, 8)
+            np.testing.assert_array_equal(ids, candidates[row])
+            np.testing.assert_allclose(step, scores[row, a], atol=1e-12)
+    np.testing.assert_array_equal(step_scores(logits, None, 5, 2, 8)[1], np.sort(logits[2])[::-1][:8])
+
+
+def test_nan_is_the_least_logit() -> None:
+    row = np.array([[np.nan, -np.inf, 1.0, np.nan, 2.0]])
+    assert top_candidates(row, 5).tolist() == [[4, 2, 0, 1, 3]]
+
+
+def test_accept_by_hand() -> None:
+    tokens = np.array([7, 8, 9])
+    for proposals, n in (([7, 8], 3), ([7, 1], 2), ([1, 8], 1), ([7, -1], 2)):
+        assert n_final(tokens, np.array(proposals)) == n
+    assert n_final(tokens[:1], np.array([7, 8])) == 1 and n_final(tokens[:0], np.array([7, 8])) == 0
+    assert n_final(np.array([7, -1, 9]), np.array([7, -1])) == 1, "a row without a token ends them"

@@ -15,9 +15,14 @@ Array = NDArray[np.floating]
 Ids = NDArray[np.int64]
 
 
+def without_nan(values: Array) -> Array:
+    """NaN as -infinity: what never wins."""
+    return np.where(np.isnan(values), -np.inf, values)
+
+
 def top_candidates(logits: Array, top_k: int) -> Ids:
-    """logits [P, V] -> ids [P, k] by falling logit, equal logits by rising id."""
-    return np.argsort(-logits, axis=1, kind="stable")[:, :top_k]
+    """logits [P, V] -> ids [P, k] by falling logit, equal logits by rising id; NaN counts as -infinity."""
+    return np.argsort(-without_nan(logits), axis=1, kind="stable")[:, :top_k]
 
 
 def selector_scores(
@@ -58,3 +63,15 @@ def greedy_walk(candidates: Ids, scores: Array) -> list[int]:
         taken = int(np.argmax(scores[i, taken]))
         proposals.append(int(candidates[i, taken]))
     return proposals
+
+
+def step_scores(
+    logits: Array, edges: tuple[Array, Array, Array] | None, before: int, row: int, top_k: int
+) -> tuple[Ids, Array]:
+    """Candidates [k] of one row and their scores [k] behind the token `before`; edges: gate, predecessor, successor."""
+    candidates = top_candidates(logits[row : row + 1], top_k)[0]
+    scores = without_nan(logits[row, candidates])
+    if edges is not None:
+        gate, predecessor, successor = edges
+        scores = scores + successor[candidates] @ (predecessor[before] * gate[row])
+    return candidates, scores

@@ -24,6 +24,8 @@
 
 #include "ggml.h"
 
+#include <stdbool.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -38,6 +40,24 @@ enum ggml_dflash_op {
     GGML_DFLASH_OP_CONV_COMMIT = 6,
     GGML_DFLASH_OP_ATTENTION = 7,
     GGML_DFLASH_OP_MUL_MAT = 8,
+    GGML_DFLASH_OP_DYNAMIC_CONV = 9,
+    GGML_DFLASH_OP_SELECT = 10,
+    GGML_DFLASH_OP_SAMPLE = 11,
+    GGML_DFLASH_OP_ACCEPT = 12,
+};
+
+// How a lane draws its tokens: a column of sampling I32[GGML_DFLASH_SAMPLING_WORDS,L]. The rules and the noise, bit for
+// bit, are in ggml_patches/README.md.
+enum ggml_dflash_sampling {
+    GGML_DFLASH_SAMPLING_SEED_LOW = 0, // 64-bit seed
+    GGML_DFLASH_SAMPLING_SEED_HIGH = 1,
+    GGML_DFLASH_SAMPLING_TEMPERATURE = 2, // F32 bits; 0 or less, or NaN: greedy, and nothing else of the column counts
+    GGML_DFLASH_SAMPLING_TOP_K = 3,       // 0 or less: off
+    GGML_DFLASH_SAMPLING_TOP_P_LOW = 4,   // F64 bits; 1 or more, or NaN: off
+    GGML_DFLASH_SAMPLING_TOP_P_HIGH = 5,
+    GGML_DFLASH_SAMPLING_LOG_MIN_P = 6, // F32 bits of log(min_p); -infinity or NaN: off
+    GGML_DFLASH_SAMPLING_RESERVED = 7,  // 0
+    GGML_DFLASH_SAMPLING_WORDS = 8,
 };
 
 // Gated delta rule on a block that may still be rejected.
@@ -109,10 +129,65 @@ GGML_API struct ggml_tensor * ggml_dflash_attention(struct ggml_context * ctx, s
 GGML_API struct ggml_tensor * ggml_dflash_mul_mat(struct ggml_context * ctx, struct ggml_tensor * w,
                                                   struct ggml_tensor * x);
 
+// Grouped dynamic convolution of a draft block. x [E,T,L], coef [G,K,T,L], base [E,K]: any strides with contiguous
+// rows; E a multiple of G. Channel e is in group e / (E/G); rows before the block are zero:
+//   y[e,t] = sum_{tap=0..min(K-1,t)} (base[e,tap] + coef[e/(E/G),tap,t]) * x[e,t-tap]     in order of tap, by fma
+// -> [E,T,L]
+GGML_API struct ggml_tensor * ggml_dflash_dynamic_conv(struct ggml_context * ctx, struct ggml_tensor * x,
+                                                       struct ggml_tensor * coef, struct ggml_tensor * base);
+
+// A draft's proposals. logits [V,P,L] of the P rows behind the anchor; anchors I32[L] (not in 0..V-1: a dead lane, all
+// -1); base I32[L]: position of the anchor; sampling I32[8,L]; gate [R,P,L], predecessor and successor [R,V] F32, F16,
+// BF16 or Q8_0 (each its own type), rows contiguous, or all three NULL: no edge scores.
+// Candidates of row p: its top_k logits, falling, equal ones by rising id (NaN counts as -infinity). Walk, a_0 =
+// anchor:
+//   score(b) = sum_r predecessor[r,a_p] gate[r,p] successor[r,b] + logit[b,p]
+//   a_{p+1}  = argmax over candidates b of row p of score(b), or with a temperature T of
+//              score(b) / T + G(seed, base + p + 1, b);  the first candidate wins ties, NaN never wins
+// logits and gate contiguous. -> I32 [P,L]: a_1 .. a_P
+GGML_API struct ggml_tensor * ggml_dflash_select(struct ggml_context * ctx, struct ggml_tensor * logits,
+                                                 struct ggml_tensor * anchors, struct ggml_tensor * base,
+                                                 struct ggml_tensor * sampling, struct ggml_tensor * gate,
+                                                 struct ggml_tensor * predecessor, struct ggml_tensor * successor,
+                                                 int32_t top_k);
+
+// The target's tokens. logits [V,T,L] contiguous; base I32[L]: position of row 0's input, so that row t's token stands
+// at base+t+1; n_rows I32[L]: live rows; sampling I32[8,L]. Greedy: the largest logit, the lowest id of equals. Else
+// the largest logit / T + G(seed, base + t + 1, id) of the ids that top-k, then top-p, then min-p leave; the lowest id
+// of equals. -1 for rows from n_rows on, all rows of a lane whose n_rows is outside 0..T or whose base is negative, and
+// rows whose largest logit is not finite or that hold a NaN. -> I32 [T,L]
+GGML_API struct ggml_tensor * ggml_dflash_sample(struct ggml_context * ctx, struct ggml_tensor * logits,
+                                                 struct ggml_tensor * base, struct ggml_tensor * n_rows,
+                                                 struct ggml_tensor * sampling);
+
+// What of a verified block counts. tokens I32[T,L] as sample gives them; proposals I32[T-1,L] as select gives them
+// (NULL when T is 1); n_rows I32[L]: live rows of the block, anchor included; slots I32[L]; n_pending, anchors I32[N].
+// Per live lane: n = the rows whose token is final: row 0, and row t while tokens[i] = proposals[i] for all i < t; a
+// row whose token is -1 ends them. n_pending[slot] <- n; anchors[slot] <- tokens[n-1] if n > 0.
+// -> I32 [T+1,L]: n, tokens[0 .. n-1], then -1. Padded lanes: 0, then -1.
+GGML_API struct ggml_tensor * ggml_dflash_accept(struct ggml_context * ctx, struct ggml_tensor * tokens,
+                                                 struct ggml_tensor * n_rows, struct ggml_tensor * slots,
+                                                 struct ggml_tensor * n_pending, struct ggml_tensor * anchors,
+                                                 struct ggml_tensor * proposals);
+
 // NULL when a kernel can run the node, otherwise the reason, naming sub-op, source and limit. Valid until the next call
 // in the same thread. Checks the sub-op, every parameter, and type, shape and strides of every source and of the
 // result.
 GGML_API const char * ggml_dflash_check(const struct ggml_tensor * op);
+
+// A backend whose supports_op for GGML_OP_DFLASH is ggml_dflash_supported: a node that passes ggml_dflash_check and
+// whose sub-op the backend has a kernel for. It asks no device, so the table of all backends can be made anywhere.
+enum ggml_dflash_backend {
+    GGML_DFLASH_BACKEND_CPU = 0,
+    GGML_DFLASH_BACKEND_CUDA = 1,
+    GGML_DFLASH_BACKEND_HIP = 2,
+    GGML_DFLASH_BACKEND_SYCL = 3,
+};
+
+GGML_API bool ggml_dflash_supported(enum ggml_dflash_backend backend, const struct ggml_tensor * op);
+
+// The same for upstream's GGML_OP_GATED_DELTA_NET: what the CUDA, HIP and SYCL launchers of the pinned tree really run.
+GGML_API const char * ggml_dflash_check_gated_delta_net(const struct ggml_tensor * op);
 
 // Why the last constructor call in this thread returned NULL; "" if it did not. Never NULL.
 GGML_API const char * ggml_dflash_last_error(void);

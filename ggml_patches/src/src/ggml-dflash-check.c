@@ -14,6 +14,9 @@ static DFLASH_THREAD_LOCAL char check_text[DFLASH_TEXT_SIZE];
 // index of a source in gdn_verify and gdn_advance
 enum { GDN_Q, GDN_K, GDN_V, GDN_G, GDN_BETA, GDN_STATE, GDN_LOG, GDN_SLOTS, GDN_PENDING, GDN_ROWS };
 
+enum { SELECT_LOGITS, SELECT_ANCHORS, SELECT_BASE, SELECT_SAMPLING, SELECT_GATE, SELECT_BEFORE, SELECT_AFTER };
+enum { ACCEPT_PROPOSALS = 5 };
+
 static const struct dflash_sub_op SUB_OPS[] = {
     [GGML_DFLASH_OP_GDN_VERIFY] = {"gdn_verify",
                                    9,
@@ -35,6 +38,24 @@ static const struct dflash_sub_op SUB_OPS[] = {
     [GGML_DFLASH_OP_ATTENTION] =
         {"attention", 7, 0, false, 0, {"q", "k_pages", "v_pages", "table", "slots", "base", "n_rows"}},
     [GGML_DFLASH_OP_MUL_MAT] = {"mul_mat", 2, 1, false, 0, {"w", "x"}},
+    [GGML_DFLASH_OP_DYNAMIC_CONV] = {"dynamic_conv", 3, 0, false, 0, {"x", "coef", "base"}},
+    [GGML_DFLASH_OP_SELECT] = {"select",
+                               7,
+                               0,
+                               false,
+                               0,
+                               {"logits", "anchors", "base", "sampling", "gate", "predecessor", "successor"},
+                               1u << SELECT_GATE | 1u << SELECT_BEFORE | 1u << SELECT_AFTER,
+                               GGML_TYPE_I32},
+    [GGML_DFLASH_OP_SAMPLE] = {"sample", 4, 0, false, 0, {"logits", "base", "n_rows", "sampling"}, 0, GGML_TYPE_I32},
+    [GGML_DFLASH_OP_ACCEPT] = {"accept",
+                               6,
+                               0,
+                               false,
+                               1u << 3 | 1u << 4,
+                               {"tokens", "n_rows", "slots", "n_pending", "anchors", "proposals"},
+                               1u << ACCEPT_PROPOSALS,
+                               GGML_TYPE_I32},
 };
 
 const struct dflash_sub_op * dflash_find_sub_op(int32_t id) {
@@ -43,9 +64,21 @@ const struct dflash_sub_op * dflash_find_sub_op(int32_t id) {
 }
 
 void dflash_result_shape(const struct ggml_tensor * op, const struct dflash_sub_op * sub, int64_t * ne) {
-    memcpy(ne, op->src[sub->like]->ne, sizeof(op->ne));
-    if (ggml_dflash_get_op(op) == GGML_DFLASH_OP_MUL_MAT) {
+    const int64_t * like = op->src[sub->like]->ne;
+    memcpy(ne, like, sizeof(op->ne));
+    switch (ggml_dflash_get_op(op)) {
+    case GGML_DFLASH_OP_MUL_MAT:
         ne[0] = op->src[0]->ne[1];
+        break;
+    case GGML_DFLASH_OP_SELECT:
+    case GGML_DFLASH_OP_SAMPLE: // a number per row of logits
+        ne[0] = like[1], ne[1] = like[2], ne[2] = 1;
+        break;
+    case GGML_DFLASH_OP_ACCEPT:
+        ne[0] = like[0] + 1;
+        break;
+    default:
+        break;
     }
 }
 
@@ -297,8 +330,113 @@ static bool check_mul_mat(const struct node * n) {
            check_f32_dense(n, 1, w->ne[0], x->ne[1], x->ne[2], 1);
 }
 
+static bool check_dynamic_conv(const struct node * n) {
+    const struct ggml_tensor * x = n->op->src[0];
+    const struct ggml_tensor * coef = n->op->src[1];
+    const int64_t E = x->ne[0], T = x->ne[1], L = x->ne[2], G = coef->ne[0], K = coef->ne[1];
+    if (!check_range(n, "number of channels", E, 1, GGML_DFLASH_MAX_CHANNELS) ||
+        !check_range(n, "number of rows", T, 1, GGML_DFLASH_MAX_BLOCK) ||
+        !check_range(n, "number of lanes", L, 1, GGML_DFLASH_MAX_LANES) ||
+        !check_range(n, "number of groups", G, 1, E) ||
+        !check_range(n, "number of taps", K, 1, GGML_DFLASH_MAX_DYNAMIC_TAPS)) {
+        return false;
+    }
+    if (E % G != 0) {
+        return refuse(n, "%lld channels are no multiple of %lld groups", (long long) E, (long long) G);
+    }
+    return check_f32_rows(n, 0, E, T, L, 1) && check_f32_rows(n, 1, G, K, T, L) && check_f32_rows(n, 2, E, K, 1, 1);
+}
+
+static bool check_logits(const struct node * n, int64_t max_rows) {
+    const struct ggml_tensor * logits = n->op->src[0];
+    return check_range(n, "vocabulary", logits->ne[0], 1, GGML_DFLASH_MAX_VOCABULARY) &&
+           check_range(n, "number of rows", logits->ne[1], 1, max_rows) &&
+           check_range(n, "number of lanes", logits->ne[2], 1, GGML_DFLASH_MAX_LANES) &&
+           check_f32_dense(n, 0, logits->ne[0], logits->ne[1], logits->ne[2], 1);
+}
+
+static bool check_codebook(const struct node * n, int i, int64_t R, int64_t V) {
+    const struct ggml_tensor * book = n->op->src[i];
+#define SAME(TYPE)                                                                                                     \
+    if (book->type == TYPE) {                                                                                          \
+        return (R % ggml_blck_size(TYPE) == 0 || refuse(n, "%s has rows of %lld, not whole blocks of %s",              \
+                                                        n->sub->src[i], (long long) R, ggml_type_name(TYPE))) &&       \
+               check_shape(n, i, R, V, 1, 1) && check_rows(n, i);                                                      \
+    }
+    GGML_DFLASH_CODEBOOK_TYPES(SAME)
+#undef SAME
+    return refuse(n, "%s is %s, must be f32, f16, bf16 or q8_0", n->sub->src[i], ggml_type_name(book->type));
+}
+
+static bool check_top_k(const struct node * n, int32_t top_k) {
+#define SAME(K)                                                                                                        \
+    if (top_k == K) {                                                                                                  \
+        return true;                                                                                                   \
+    }
+    GGML_DFLASH_TOP_KS(SAME)
+#undef SAME
+    return refuse(n, "top_k %d is not one of 1..8, 12, 16", top_k);
+}
+
+static bool check_select(const struct node * n) {
+    struct ggml_tensor * const * src = n->op->src;
+    if (!check_logits(n, GGML_DFLASH_MAX_BLOCK - 1) || !check_top_k(n, n->op->op_params[1])) {
+        return false;
+    }
+    const int64_t V = src[SELECT_LOGITS]->ne[0], P = src[SELECT_LOGITS]->ne[1], L = src[SELECT_LOGITS]->ne[2];
+    if (V < n->op->op_params[1]) {
+        return refuse(n, "top_k %d of a vocabulary of %lld", n->op->op_params[1], (long long) V);
+    }
+    if (!check_i32(n, SELECT_ANCHORS, L, 1) || !check_i32(n, SELECT_BASE, L, 1) ||
+        !check_i32(n, SELECT_SAMPLING, GGML_DFLASH_SAMPLING_WORDS, L)) {
+        return false;
+    }
+    const int n_given = !!src[SELECT_GATE] + !!src[SELECT_BEFORE] + !!src[SELECT_AFTER];
+    if (n_given == 0) {
+        return true;
+    }
+    if (n_given != 3) {
+        return refuse(n, "gate, predecessor and successor go together, %d of 3 are there", n_given);
+    }
+    const int64_t R = src[SELECT_GATE]->ne[0];
+    return check_range(n, "rank", R, 1, GGML_DFLASH_MAX_RANK) && check_f32_dense(n, SELECT_GATE, R, P, L, 1) &&
+           check_codebook(n, SELECT_BEFORE, R, V) && check_codebook(n, SELECT_AFTER, R, V);
+}
+
+static bool check_sample(const struct node * n) {
+    const int64_t L = n->op->src[0]->ne[2];
+    return check_logits(n, GGML_DFLASH_MAX_BLOCK) && check_i32(n, 1, L, 1) && check_i32(n, 2, L, 1) &&
+           check_i32(n, 3, GGML_DFLASH_SAMPLING_WORDS, L);
+}
+
+static bool check_accept(const struct node * n) {
+    const int64_t T = n->op->src[0]->ne[0], L = n->op->src[0]->ne[1], N = n->op->src[3]->ne[0];
+    if (!check_range(n, "number of rows", T, 1, GGML_DFLASH_MAX_BLOCK) ||
+        !check_range(n, "number of lanes", L, 1, GGML_DFLASH_MAX_LANES) ||
+        !check_range(n, "number of slots", N, 1, GGML_DFLASH_MAX_SLOTS) || !check_i32(n, 0, T, L) ||
+        !check_i32(n, 1, L, 1) || !check_i32(n, 2, L, 1) || !check_i32(n, 3, N, 1) || !check_i32(n, 4, N, 1)) {
+        return false;
+    }
+    if ((T == 1) != (n->op->src[ACCEPT_PROPOSALS] == NULL)) {
+        return refuse(n, "proposals must be there for blocks of 2 rows and more, and only then");
+    }
+    return T == 1 || check_i32(n, ACCEPT_PROPOSALS, T - 1, L);
+}
+
+// Parameters a sub-op has, itself included.
+static int count_params(const struct node * n) {
+    switch (ggml_dflash_get_op(n->op)) {
+    case GGML_DFLASH_OP_ATTENTION:
+        return 4;
+    case GGML_DFLASH_OP_SELECT:
+        return 2;
+    default:
+        return 1;
+    }
+}
+
 static bool check_params(const struct node * n) {
-    const int n_used = n->op->op_params[0] == GGML_DFLASH_OP_ATTENTION ? 4 : 1;
+    const int n_used = count_params(n);
     for (int i = n_used; i < (int) (GGML_MAX_OP_PARAMS / sizeof(int32_t)); i++) {
         if (n->op->op_params[i] != 0) {
             return refuse(n, "parameter %d is %d, has no meaning and must be 0", i, n->op->op_params[i]);
@@ -310,7 +448,7 @@ static bool check_params(const struct node * n) {
 static bool check_sources(const struct node * n) {
     for (int i = 0; i < GGML_MAX_SRC; i++) {
         const struct ggml_tensor * t = n->op->src[i];
-        if (i < n->sub->n_src && t == NULL) {
+        if (i < n->sub->n_src && t == NULL && !(n->sub->optional >> i & 1)) {
             return refuse(n, "%s is missing", n->sub->src[i]);
         }
         if (i >= n->sub->n_src && t != NULL) {
@@ -319,7 +457,7 @@ static bool check_sources(const struct node * n) {
     }
     for (int i = 0; i < n->sub->n_src; i++) {
         for (int j = 0; j < n->sub->n_src; j++) {
-            if (i != j && (n->sub->writes >> i & 1) && n->op->src[i] == n->op->src[j]) {
+            if (i != j && (n->sub->writes >> i & 1) && n->op->src[i] && n->op->src[i] == n->op->src[j]) {
                 return refuse(n, "%s is written, %s cannot be the same tensor", n->sub->src[i], n->sub->src[j]);
             }
         }
@@ -332,9 +470,10 @@ static bool check_result(const struct node * n) {
     const struct ggml_tensor * like = op->src[n->sub->like];
     int64_t ne[GGML_MAX_DIMS];
     dflash_result_shape(op, n->sub, ne);
-    if (op->type != GGML_TYPE_F32 || memcmp(op->ne, ne, sizeof(ne)) != 0 || !ggml_is_contiguous(op)) {
-        return refuse(n, "the result must be f32, contiguous and of shape [%lld,%lld,%lld,%lld]", (long long) ne[0],
-                      (long long) ne[1], (long long) ne[2], (long long) ne[3]);
+    if (op->type != n->sub->type || memcmp(op->ne, ne, sizeof(ne)) != 0 || !ggml_is_contiguous(op)) {
+        return refuse(n, "the result must be %s, contiguous and of shape [%lld,%lld,%lld,%lld]",
+                      ggml_type_name(n->sub->type), (long long) ne[0], (long long) ne[1], (long long) ne[2],
+                      (long long) ne[3]);
     }
     if (n->sub->is_view) {
         const struct ggml_tensor * root = like->view_src ? like->view_src : like;
@@ -363,6 +502,14 @@ static bool check_sub_op(const struct node * n) {
         return check_attention(n);
     case GGML_DFLASH_OP_MUL_MAT:
         return check_mul_mat(n);
+    case GGML_DFLASH_OP_DYNAMIC_CONV:
+        return check_dynamic_conv(n);
+    case GGML_DFLASH_OP_SELECT:
+        return check_select(n);
+    case GGML_DFLASH_OP_SAMPLE:
+        return check_sample(n);
+    case GGML_DFLASH_OP_ACCEPT:
+        return check_accept(n);
     }
     return refuse(n, "sub-op %d has no check", n->op->op_params[0]);
 }

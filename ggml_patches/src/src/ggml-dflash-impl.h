@@ -15,10 +15,12 @@
 struct dflash_sub_op {
     const char * name;
     int n_src;
-    int like;                       // the result has the shape of this source; of mul_mat: but the rows of w
+    int like;                       // the result has the shape of this source, unless dflash_result_shape says more
     bool is_view;                   // ... and is a view of it
     unsigned writes;                // bit i: source i is written
     const char * src[GGML_MAX_SRC]; // names of the sources, for messages
+    unsigned optional;              // bit i: source i may be NULL
+    enum ggml_type type;            // of the result
 };
 
 // NULL for an id outside enum ggml_dflash_op

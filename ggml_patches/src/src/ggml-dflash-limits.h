@@ -43,3 +43,15 @@
 
 // Positions per page.
 #define GGML_DFLASH_PAGE_ROWS 16
+
+// Taps of the draft's dynamic convolution, its groups.
+#define GGML_DFLASH_MAX_DYNAMIC_TAPS 8
+
+// Candidates a row of select keeps.
+#define GGML_DFLASH_TOP_KS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(12) X(16)
+#define GGML_DFLASH_MAX_TOP_K 16
+
+// Codebook types of select and the rank of its edge scores; vocabulary of select and sample.
+#define GGML_DFLASH_CODEBOOK_TYPES(X) X(GGML_TYPE_F32) X(GGML_TYPE_F16) X(GGML_TYPE_BF16) X(GGML_TYPE_Q8_0)
+#define GGML_DFLASH_MAX_RANK 1024
+#define GGML_DFLASH_MAX_VOCABULARY (1 << 20)

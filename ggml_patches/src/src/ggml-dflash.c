@@ -32,14 +32,14 @@ static struct ggml_tensor * build(struct ggml_context * ctx, const int32_t * par
 
     struct ggml_tensor node;
     memset(&node, 0, sizeof(node));
-    node.type = GGML_TYPE_F32;
+    node.type = sub->type;
     node.op = GGML_OP_DFLASH;
     memcpy(node.op_params, params, sizeof(node.op_params));
     memcpy(node.src, src, sizeof(node.src));
     if (like != NULL && src[0] != NULL) {
         dflash_result_shape(&node, sub, node.ne);
         for (int d = 0; d < GGML_MAX_DIMS; d++) {
-            node.nb[d] = d == 0 ? sizeof(float) : node.nb[d - 1] * (size_t) node.ne[d - 1];
+            node.nb[d] = d == 0 ? ggml_type_size(sub->type) : node.nb[d - 1] * (size_t) node.ne[d - 1];
         }
         if (sub->is_view) {
             node.view_src = like->view_src ? like->view_src : src[sub->like];
@@ -58,8 +58,8 @@ static struct ggml_tensor * build(struct ggml_context * ctx, const int32_t * par
         return fail("dflash: the context is full");
     }
 
-    struct ggml_tensor * result = sub->is_view ? ggml_view_tensor(ctx, src[sub->like])
-                                               : ggml_new_tensor(ctx, GGML_TYPE_F32, GGML_MAX_DIMS, node.ne);
+    struct ggml_tensor * result =
+        sub->is_view ? ggml_view_tensor(ctx, src[sub->like]) : ggml_new_tensor(ctx, sub->type, GGML_MAX_DIMS, node.ne);
     result->op = GGML_OP_DFLASH;
     memcpy(result->op_params, params, sizeof(result->op_params));
     memcpy(result->src, src, sizeof(result->src));
@@ -129,4 +129,32 @@ struct ggml_tensor * ggml_dflash_attention(struct ggml_context * ctx, struct ggm
 
 struct ggml_tensor * ggml_dflash_mul_mat(struct ggml_context * ctx, struct ggml_tensor * w, struct ggml_tensor * x) {
     return build(ctx, DFLASH_PARAMS(GGML_DFLASH_OP_MUL_MAT), DFLASH_SOURCES(w, x));
+}
+
+struct ggml_tensor * ggml_dflash_dynamic_conv(struct ggml_context * ctx, struct ggml_tensor * x,
+                                              struct ggml_tensor * coef, struct ggml_tensor * base) {
+    return build(ctx, DFLASH_PARAMS(GGML_DFLASH_OP_DYNAMIC_CONV), DFLASH_SOURCES(x, coef, base));
+}
+
+struct ggml_tensor * ggml_dflash_select(struct ggml_context * ctx, struct ggml_tensor * logits,
+                                        struct ggml_tensor * anchors, struct ggml_tensor * base,
+                                        struct ggml_tensor * sampling, struct ggml_tensor * gate,
+                                        struct ggml_tensor * predecessor, struct ggml_tensor * successor,
+                                        int32_t top_k) {
+    return build(ctx, DFLASH_PARAMS(GGML_DFLASH_OP_SELECT, top_k),
+                 DFLASH_SOURCES(logits, anchors, base, sampling, gate, predecessor, successor));
+}
+
+struct ggml_tensor * ggml_dflash_sample(struct ggml_context * ctx, struct ggml_tensor * logits,
+                                        struct ggml_tensor * base, struct ggml_tensor * n_rows,
+                                        struct ggml_tensor * sampling) {
+    return build(ctx, DFLASH_PARAMS(GGML_DFLASH_OP_SAMPLE), DFLASH_SOURCES(logits, base, n_rows, sampling));
+}
+
+struct ggml_tensor * ggml_dflash_accept(struct ggml_context * ctx, struct ggml_tensor * tokens,
+                                        struct ggml_tensor * n_rows, struct ggml_tensor * slots,
+                                        struct ggml_tensor * n_pending, struct ggml_tensor * anchors,
+                                        struct ggml_tensor * proposals) {
+    return build(ctx, DFLASH_PARAMS(GGML_DFLASH_OP_ACCEPT),
+                 DFLASH_SOURCES(tokens, n_rows, slots, n_pending, anchors, proposals));
 }

@@ -1,33 +1,15 @@
 #include "dflash/dflash.h"
 
 #include "dflash/kernels.h"
+#include "ggml-dflash-kernels.h"
 
 void ggml_compute_forward_dflash(const ggml_compute_params * params, ggml_tensor * dst) {
     switch (ggml_dflash_get_op(dst)) {
-    case GGML_DFLASH_OP_GDN_VERIFY:
-        dflash::gdn_verify(params, dst);
-        return;
-    case GGML_DFLASH_OP_GDN_ADVANCE:
-        dflash::gdn_advance(params, dst);
-        return;
-    case GGML_DFLASH_OP_GDN_COMMIT:
-        dflash::gdn_commit(params, dst);
-        return;
-    case GGML_DFLASH_OP_CONV_VERIFY:
-        dflash::conv_verify(params, dst);
-        return;
-    case GGML_DFLASH_OP_CONV_ADVANCE:
-        dflash::conv_advance(params, dst);
-        return;
-    case GGML_DFLASH_OP_CONV_COMMIT:
-        dflash::conv_commit(params, dst);
-        return;
-    case GGML_DFLASH_OP_ATTENTION:
-        dflash::attention(params, dst);
-        return;
-    case GGML_DFLASH_OP_MUL_MAT:
-        dflash::mul_mat(params, dst);
-        return;
+#define RUN(SUFFIX, function)                                                                                          \
+    case GGML_DFLASH_OP_##SUFFIX:                                                                                      \
+        return dflash::function(params, dst);
+        GGML_DFLASH_CPU_KERNELS(RUN)
+#undef RUN
     }
     GGML_ABORT("DFLASH sub-op %d is refused by ggml_dflash_check", (int) ggml_dflash_get_op(dst));
 }
@@ -38,6 +20,8 @@ size_t ggml_dflash_work_size(const ggml_tensor * node, int n_tasks) {
         return dflash::attention_work_size(node, n_tasks);
     case GGML_DFLASH_OP_MUL_MAT:
         return dflash::mul_mat_work_size(node);
+    case GGML_DFLASH_OP_SELECT:
+        return dflash::select_work_size(node);
     default:
         return 0;
     }

@@ -23,9 +23,14 @@ void conv_advance(const ggml_compute_params * params, ggml_tensor * dst);
 void conv_commit(const ggml_compute_params * params, ggml_tensor * dst);
 void attention(const ggml_compute_params * params, ggml_tensor * dst);
 void mul_mat(const ggml_compute_params * params, ggml_tensor * dst);
+void dynamic_conv(const ggml_compute_params * params, ggml_tensor * dst);
+void select(const ggml_compute_params * params, ggml_tensor * dst);
+void sample(const ggml_compute_params * params, ggml_tensor * dst);
+void accept(const ggml_compute_params * params, ggml_tensor * dst);
 
 size_t attention_work_size(const ggml_tensor * node, int n_tasks);
 size_t mul_mat_work_size(const ggml_tensor * node);
+size_t select_work_size(const ggml_tensor * node);
 
 // Slot of a lane, or -1 if the lane is padded.
 inline int64_t slot_of(const int32_t * slots, int64_t lane, int64_t n_slots) {
