@@ -14,6 +14,14 @@ function(dflash_add target)
       # Rounding is part of the ops' contract: a multiply-add is fused where the source says so and nowhere else.
       set_property(SOURCE ${source} TARGET_DIRECTORY ${target} APPEND PROPERTY COMPILE_OPTIONS
         -ffp-contract=off -Wall -Wextra -Wno-unused-function)
+    elseif(target STREQUAL "ggml-cuda")  # undoes upstream's -use_fast_math for these files
+      set_property(SOURCE ${source} TARGET_DIRECTORY ${target} APPEND PROPERTY COMPILE_OPTIONS
+        -ftz=false -prec-div=true -prec-sqrt=true -fmad=false)
+    elseif(target STREQUAL "ggml-hip")
+      set_property(SOURCE ${source} TARGET_DIRECTORY ${target} APPEND PROPERTY COMPILE_OPTIONS -ffp-contract=off)
+    endif()
+    if(target STREQUAL "ggml-sycl" AND CMAKE_CXX_COMPILER_ID STREQUAL "IntelLLVM")  # whose default knows no NaN
+      set_property(SOURCE ${source} TARGET_DIRECTORY ${target} APPEND PROPERTY COMPILE_OPTIONS -fp-model=precise)
     endif()
   endforeach()
 endfunction()

@@ -1,0 +1,24 @@
+#include "dflash.cuh"
+
+#include "ggml-dflash-kernels.h"
+#include "kernels.cuh"
+
+void ggml_cuda_op_dflash(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
+    switch (ggml_dflash_get_op(dst)) {
+#define RUN(SUFFIX, function)                                                                                          \
+    case GGML_DFLASH_OP_##SUFFIX:                                                                                      \
+        return dflash::function(ctx, dst);
+        GGML_DFLASH_CUDA_KERNELS(RUN)
+#undef RUN
+    default:
+        GGML_ABORT("DFLASH sub-op %d is refused by ggml_dflash_supported", (int) ggml_dflash_get_op(dst));
+    }
+}
+
+bool ggml_cuda_dflash_supported(const ggml_tensor * op) {
+#if defined(GGML_USE_HIP)
+    return ggml_dflash_supported(GGML_DFLASH_BACKEND_HIP, op);
+#else
+    return ggml_dflash_supported(GGML_DFLASH_BACKEND_CUDA, op);
+#endif
+}

@@ -1,0 +1,9 @@
+#pragma once
+
+// What upstream's dispatch sees of our CUDA (and HIP) kernels. Everything else is in kernels.cuh.
+
+#include "../common.cuh"
+#include "ggml-dflash.h"
+
+void ggml_cuda_op_dflash(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
+bool ggml_cuda_dflash_supported(const ggml_tensor * op);
