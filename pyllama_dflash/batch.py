@@ -2,27 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .cache import PagedKV, Rows
 from .ggml import Graph, Tensor, Type
+from .sampling import SamplingParams
+
+GREEDY = SamplingParams()
 
 
 @dataclass(frozen=True)
 class LaneRows:
-    """The rows of one lane in one run: `tokens` stand at positions base, base + 1, ... of `slot`."""
+    """The rows of one lane in one run: `tokens` stand at positions base, base + 1, ... of `slot`.
+
+    `params` say how the lane draws what comes behind them. A padded lane has slot -1 and no tokens.
+    """
 
     slot: int
     base: int
     tokens: Sequence[int]
+    params: SamplingParams = GREEDY
+
+
+Make = Callable[[Sequence[LaneRows]], NDArray[Any]]
+
+
+class AskedInputs:
+    """Inputs that only some ops need: made when the first of them asks, filled with every run from then on.
+
+    A graph whose ops did not ask for any costs nothing here.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._asked: dict[str, tuple[Tensor, Make]] = {}
+        self._filled: dict[str, NDArray[Any]] = {}
+
+    def get(self, name: str, kind: Type, shape: tuple[int, ...], make: Make) -> Tensor:
+        """The input of this name. `make` gives a run's values; the very array of the run before is not sent again."""
+        if name not in self._asked:
+            self._asked[name] = self._graph.input(name, kind, *shape), make
+        return self._asked[name][0]
+
+    def fill(self, work: Sequence[LaneRows]) -> None:
+        """Upload one run's values."""
+        for name, (tensor, make) in self._asked.items():
+            values = make(work)
+            if values is not self._filled.get(name):
+                tensor.set(values)
+                self._filled[name] = values
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Input tensors: tokens, positions, kv_rows [T * L]; slots, base, live [L].
+    """Input tensors: tokens, positions, kv_rows [T * L]; slots, base, live [L]; and `asked`, what single ops need.
 
     Lanes shorter than T are filled with dead rows: they write to the cache's spare page and are seen by nobody.
     """
@@ -35,6 +73,7 @@ class Batch:
     slots: Tensor
     base: Tensor
     live: Tensor
+    asked: AskedInputs
 
     @classmethod
     def of(cls, graph: Graph, lanes: int, rows: int) -> Batch:
@@ -49,29 +88,32 @@ class Batch:
             slots=graph.input("slots", i32, lanes),
             base=graph.input("base", i32, lanes),
             live=graph.input("live", i32, lanes),
+            asked=AskedInputs(graph),
         )
 
     def fill(self, work: Sequence[LaneRows], kv: PagedKV) -> None:
         """Upload one run's rows; `kv` says where their keys and values go."""
         tokens = np.zeros((self.lanes, self.rows), np.int32)
         positions = np.zeros((self.lanes, self.rows), np.int32)
-        kv_rows = np.broadcast_to(kv.spare_rows(self.rows), (self.lanes, self.rows)).copy()
         for lane, item in enumerate(work):
             n = len(item.tokens)
             tokens[lane, :n] = item.tokens
             positions[lane, :n] = np.arange(item.base, item.base + n)
-            kv_rows[lane, :n] = kv.rows(item.slot, item.base, n)
         self.tokens.set(tokens)
         self.positions.set(positions)
-        self.kv_rows.set(kv_rows)
+        self.kv_rows.set(physical_rows(kv, work, self.rows))
         self.slots.set(np.array([item.slot for item in work], np.int32))
         self.base.set(np.array([item.base for item in work], np.int32))
         self.live.set(np.array([len(item.tokens) for item in work], np.int32))
+        self.asked.fill(work)
 
 
-def ring_rows(ring: PagedKV, work: Sequence[LaneRows], rows: int) -> Rows:
-    """Physical ring rows of a run's positions, spare rows for dead ones. [L, T]."""
-    out: Rows = np.broadcast_to(ring.spare_rows(rows), (len(work), rows)).copy()
+def physical_rows(kv: PagedKV, work: Sequence[LaneRows], rows: int) -> Rows:
+    """Rows of `kv` for a run's positions, spare rows for dead ones. [L, T]."""
+    out: Rows = np.empty((len(work), rows), np.int64)
     for lane, item in enumerate(work):
-        out[lane, : len(item.tokens)] = ring.rows(item.slot, item.base, len(item.tokens))
+        n = len(item.tokens)
+        out[lane, :n] = kv.rows(item.slot, item.base, n)
+        if n < rows:
+            out[lane, n:] = kv.spare_rows(rows - n)
     return out

@@ -60,6 +60,8 @@ class PagedKV:
         max_pages: int, slots: int, kind: Type,
     ) -> None:  # fmt: skip
         shape = (head_dim, kv_heads, PAGE * (pages + 1))
+        self.name = name
+        self.n_pages = pages + 1
         self._spare = PAGE * pages
         self.k = {i: tensors.new(f"{name}.k.{i}", kind, *shape) for i in layers}
         self.v = {i: tensors.new(f"{name}.v.{i}", kind, *shape) for i in layers}
@@ -99,7 +101,9 @@ class RecurrentState:
     """GDN states, conv windows and the pending log of each layer, per slot.
 
     state[i] [S, S, Hv, slots]; log[i] [2 S + 1, Hv, block, slots]; rows[i] [C, K - 1 + block, slots]; pending I32
-    [slots] counts the leading log rows that are accepted and not yet in the state.
+    [slots] counts the leading log rows that are accepted and not yet in the state. `pending_rows` is what the host
+    knows of it: what the device wrote (`accept`) comes by :meth:`note_pending` and is not sent back. anchors I32
+    [slots]: each slot's next anchor, where `accept` runs on the device.
     """
 
     def __init__(
@@ -111,6 +115,8 @@ class RecurrentState:
         self.log = {i: tensors.new(f"log.{i}", f32, 2 * state + 1, value_heads, block, slots) for i in layers}
         self.rows = {i: tensors.new(f"rows.{i}", f32, channels, taps - 1 + block, slots) for i in layers}
         self.pending = tensors.new("pending", Type.I32, slots)
+        self.anchors = tensors.new("anchors", Type.I32, slots)
+        self.pending_rows = np.zeros(slots, np.int32)
         self.block = block
 
     def set_pending(self, slot: int, n: int) -> None:
@@ -118,6 +124,16 @@ class RecurrentState:
         if not 0 <= n <= self.block:
             raise RequestError("pending rows", n, f"0..{self.block}")
         self.pending.set(np.array([n], np.int32), 4 * slot)
+        self.pending_rows[slot] = n
+
+    def note_pending(self, slot: int, n: int) -> None:
+        """The device has accepted the first `n` rows of the slot's last block and knows it."""
+        self.pending_rows[slot] = n
+
+    def use_up_pending(self, slot: int) -> None:
+        """The pending rows are in the state now."""
+        if self.pending_rows[slot]:
+            self.set_pending(slot, 0)
 
     def clear(self, slot: int) -> None:
         """Start a slot anew: zero state and window, nothing pending."""

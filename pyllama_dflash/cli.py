@@ -234,6 +234,7 @@ def _report(engine: Engine, target: Path, draft: Path | None, prompt: str, resul
         "n_ctx": engine.n_ctx,
         "prompt": prompt,
         **result.to_dict(),
+        "paths": engine.paths,
     }
 
 
@@ -250,7 +251,15 @@ def _stats(engine: Engine, result: Result) -> str:
     if engine.has_draft:
         accepted = " ".join(map(str, result.accepted_per_position))
         lines.append(f"accepted    {accepted} by position, {result.proposed} proposed")
+    lines.append(f"ops         {_paths(engine.paths)}")
     return "\n".join(lines)
+
+
+def _paths(paths: dict[str, dict[str, int]]) -> str:
+    """Nodes of the graphs by the way they are computed, the ops named that have no kernel at times."""
+    kernels = sum(uses.get("kernel", 0) for uses in paths.values())
+    others = [f"{op} {n} {path}" for op, uses in paths.items() for path, n in uses.items() if path != "kernel"]
+    return ", ".join([f"{kernels} nodes by kernels", *others])
 
 
 # -- the other commands ------------------------------------------------------------------------------------------------

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from . import __version__
 from ._native import LIB_DIR
+from .engine import Engine
 from .errors import DflashError
 from .ggml.devices import DeviceInfo, choose_device, list_devices, load_backends
 from .pair_files import shipped
 
+_CONTEXT = 512
 _SHARED = ("base", "ggml", "llama")  # libraries in the same folder that are no backends
 
 
@@ -29,6 +31,7 @@ def report(request: str) -> str:
     lines.append(f"chosen      {chosen.name} ({reason})")
     lines.append(f"CPUs        {_cpus()} of {os.cpu_count()} usable by this process")
     lines.append(f"models      {_pair()}")
+    lines += [f"op          {line}" for line in _ops(request)]
     return "\n".join(lines)
 
 
@@ -45,6 +48,26 @@ def _device(device: DeviceInfo) -> str:
 
 def _cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _ops(request: str) -> list[str]:
+    """How the device computes each op of the family on the nodes of the shipped pair's own graphs."""
+    try:
+        target, draft = shipped()
+        with Engine.load(target, draft, device=request, n_ctx=_CONTEXT, progress=False) as engine:
+            engine.probe()
+            paths, refusals = engine.paths, engine.refusals
+    except DflashError as error:
+        return [f"unknown: {error}"]
+    return [f"{op:<13} {_uses(uses)}{_reason(uses, refusals.get(op, ''))}" for op, uses in paths.items()]
+
+
+def _uses(uses: dict[str, int]) -> str:
+    return ", ".join(f"{path} {n}" if len(uses) > 1 else path for path, n in sorted(uses.items(), reverse=True))
+
+
+def _reason(uses: dict[str, int], refusal: str) -> str:
+    return "" if set(uses) == {"kernel"} else f" ({refusal.split('; got ')[0].split(': ', 1)[-1]})"
 
 
 def _pair() -> str:

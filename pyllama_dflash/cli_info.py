@@ -104,7 +104,7 @@ def cache_bytes(target: Qwen35Params, draft: DFlashParams | None, n_ctx: int) ->
         "keys and values": pages(target.n_layer - gdn, target.head_dim * target.n_head_kv, per_slot),
         "delta net states": 4 * gdn * s * s * target.n_v_heads,
         "pending log": 4 * gdn * (2 * s + 1) * target.n_v_heads * block,
-        "convolution rows": 4 * gdn * target.conv_channels * (target.conv_kernel - 1 + block) + 4,
+        "convolution rows": 4 * gdn * target.conv_channels * (target.conv_kernel - 1 + block) + 8,
     }
     if draft:
         kept = min(draft.window, n_ctx) if draft.window else n_ctx

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Generator, Sequence
@@ -105,6 +106,33 @@ class Engine:
         """Bytes of weights and of caches."""
         return {"weights": self._loaded.weight_bytes, "cache": self._cache.nbytes}
 
+    @property
+    def paths(self) -> dict[str, dict[str, int]]:
+        """How the ops of all graphs built so far are computed: op -> path ('kernel', 'composed', 'host') -> uses."""
+        found: dict[str, dict[str, int]] = {}
+        for (op, path), uses in sorted(self._round.paths.items()):
+            found.setdefault(op, {})[path] = uses
+        return found
+
+    @property
+    def refusals(self) -> dict[str, str]:
+        """Why an op of :attr:`paths` that is not always a kernel is not: the first reason met."""
+        return dict(self._round.refusals)
+
+    def stats(self) -> dict[str, Any]:
+        """What the engine did so far: `graphs` built, found, dropped; `memory` in bytes; `paths` of the ops."""
+        return {"graphs": dataclasses.asdict(self.counters), "memory": self.memory, "paths": self.paths}
+
+    def prepare(self) -> None:
+        """Build the graphs that a request needs, so that the first one does not wait for them."""
+        self._open()
+        self._round.prepare()
+
+    def probe(self) -> None:
+        """:meth:`prepare`, and count in :attr:`paths` the ops that no request needs too."""
+        self._open()
+        self._round.probe()
+
     # -- generating --------------------------------------------------------------------------------------------
 
     def generate(self, prompt: str | Sequence[int], params: SamplingParams | None = None, **overrides: Any) -> Result:
@@ -157,17 +185,15 @@ class Engine:
         clock.mark("prefill")
 
     def _step(self, lane: Lane, clock: Clock) -> None:
-        """One round: draft, verify, judge, promote."""
+        """One round: draft, verify, emit."""
         clock.resume()
         proposals: list[int] = []
         if lane.rows(self._loaded.models.block) > 1:
-            (lattice,) = self._round.propose([lane.slot], [lane.base], [lane.anchor])
+            (proposals,) = self._round.propose([lane.anchored])
             clock.mark("draft")
-            proposals = lane.walk(lattice)
-            clock.mark("host")
-        (logits,) = self._round.verify([LaneRows(lane.slot, lane.base, [lane.anchor, *proposals])])
+        (final,) = self._round.verify([lane.block(proposals)])
         clock.mark("verify")
-        self._round.accept(lane.slot, lane.judge(logits, proposals, self.tokenizer))
+        lane.take(final, proposals, self.tokenizer)
         clock.mark("host")
         clock.first_token()
 

@@ -1,16 +1,14 @@
-"""One request: what it has, what its next rows are, and what the target's answer to them means. Host decisions only."""
+"""One request: what it has, what its next rows are, and when it ends. Host decisions only."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from .errors import RequestError
+from .batch import LaneRows
+from .errors import DeviceError, RequestError
 from .result import FinishReason
-from .round import Floats, Lattice
-from .sampling import SamplingParams, draft_scores, draw
+from .sampling import SamplingParams
 from .stops import StopMatcher
 from .tokenizer import StreamDecoder, Tokenizer
 
@@ -57,39 +55,33 @@ class Lane:
         """Rows of the next round: a whole block where it fits and is wanted, else one."""
         return block if self.params.speculate and self.base + block <= self.n_ctx else 1
 
-    def walk(self, lattice: Lattice) -> list[int]:
-        """Proposals from the draft's lattice: left to right, each the best candidate behind the one before.
+    @property
+    def anchored(self) -> LaneRows:
+        """The anchor's row, behind which a draft proposes."""
+        return LaneRows(self.slot, self.base, [self.anchor], self.params)
 
-        With a temperature the scores carry the noise that the target's draw at that position will carry, so that both
-        tend to the same token (design: noise keyed by seed, position and token).
+    def block(self, proposals: Sequence[int]) -> LaneRows:
+        """The rows of a round: anchor and proposals."""
+        return LaneRows(self.slot, self.base, [self.anchor, *proposals], self.params)
+
+    def take(self, final: Sequence[int], proposals: Sequence[int], tokenizer: Tokenizer) -> None:
+        """Emit a round's final tokens up to the request's end. DeviceError if there is none.
+
+        final[t] is the target's token behind row t of [anchor, *proposals]. When the request ends inside the block the
+        rows behind its end are final in the cache too, which nobody sees: the slot starts anew with its next request.
         """
-        proposals: list[int] = []
-        scores, best = lattice.first, 0
-        for t, ids in enumerate(lattice.ids):
-            if t > 0:
-                scores = lattice.edges[t - 1, best]
-            best = int(np.argmax(draft_scores(scores, ids, self.params, self.base + t + 1)))
-            proposals.append(int(ids[best]))
-        return proposals
-
-    def judge(self, logits: Floats, proposals: Sequence[int], tokenizer: Tokenizer) -> int:
-        """Take the target's answer [T, V] to [anchor, *proposals]; emits 1..T tokens. Returns the rows that are final.
-
-        Row t's draw is emitted; the walk goes on while it equals proposal t, whose row then is valid.
-        """
+        if not final:
+            raise DeviceError(f"logits at position {self.base + 1} are not finite")
         self.rounds += 1
         self.proposed += len(proposals)
         self.accepted.extend([0] * (len(proposals) - len(self.accepted)))
-        for t, row in enumerate(logits):
-            token = draw(row, self.params, self.base + t + 1)
+        for t, token in enumerate(final):
             self._emit(token, tokenizer)
-            matched = t < len(proposals) and proposals[t] == token
-            if matched:
+            if t < len(proposals) and proposals[t] == token:
                 self.accepted[t] += 1
-            if self.finish is not None or not matched:
+            if self.finish is not None:
                 break
-        self.base += t + 1
-        return t + 1
+        self.base += len(final)
 
     def _emit(self, token: int, tokenizer: Tokenizer) -> None:
         if not self.params.ignore_eos and tokenizer.is_eog(token):

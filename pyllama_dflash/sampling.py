@@ -5,36 +5,19 @@ the largest ``logit / T + G(seed, position, token)``, which is a sample of softm
 logits, so verification is equality with the target's own draw, and a draft that adds the same G to its scores tends to
 the same token.  The first (lowest) index wins every tie.
 
-The noise, exactly.  64-bit integers wrap; floats are IEEE F32 with every ``+ - * /`` rounded to nearest by itself (no
-fused multiply-add, no flush to zero), so C and CUDA code that does the same steps gets the same bits::
-
-    mix(z):   z ^= z >> 30;  z *= 0xBF58476D1CE4E5B9;  z ^= z >> 27;  z *= 0x94D049BB133111EB;  z ^= z >> 31
-    key     = mix(mix(seed) + 0x9E3779B97F4A7C15 * (position + 1))       one per row
-    x       = mix(key       + 0x9E3779B97F4A7C15 * (token + 1))          token-th output of SplitMix64 started at key
-    v       = min(float(2 * (x >> 32) + 1) * 2^-33, 1 - 2^-24)           32-bit fraction, 0 < v < 1
-    G       = -log(E),  E = -log(1 - v)                                  that is -log(-log(u)) with u = 1 - v
-
-    log(y):   i = bits(y);  k = (i - 0x3F3504F3) >> 23 (arithmetic);  f = float(i - (k << 23)) - 1;
-              log = k * LN2 + tail(f)
-              tail(f): s = f / (2 + f);  z = s * s;  t = s + s;
-                       t + t * (z * (1/3 + z * (1/5 + z * (1/7 + z * (1/9)))))
-
-In log(1 - v) with k = 0, f is -v itself, which keeps all bits of a small v: the largest values of G decide the draws,
-and there v has a resolution of 2^-32.  G lies in [-2.82, 22.88].
-
-The kept tokens, in llama-cli's order and definition, all on the logits before temperature: top-k (largest k, ties by
-lower id); top-p (the shortest prefix, by falling logit and then rising id, that holds at least p of what is left);
-min-p (logit >= largest + log p).  At least one token is always kept.  Top-p sums whole numbers, so the sum does not
-depend on its order: weight = floor(exp(logit - largest) * 2^32), threshold = ceil(p * total) in F64, and::
-
-    exp(d), -23 < d <= 0 (else the weight is 0): n = rint(d * (1/LN2));  r = (d - n * 0.693359375) + n * 2.12194440e-4;
-              1 + r * (1 + r * (1/2 + r * (1/6 + r * (1/24 + r * (1/120 + r * (1/720 + r * (1/5040)))))));  times 2^n
+The recipe of the noise and of the filters, bit for bit, is in ggml_patches/README.md ("Drawing, bit for bit"); the ops
+`sample` and `select` follow it too.  In short: top-k (largest k, ties by lower id), then top-p (the shortest prefix, by
+falling rounded distance from the largest logit and then rising id, that holds at least p of what is left; weights are
+whole numbers, so their sum has no order), then min-p (logit >= largest + log p), all on the logits before temperature.
+At least one token is always kept.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +98,19 @@ class SamplingParams:
             if name not in known:
                 raise RequestError(name, value, "one of " + ", ".join(known))
         return dataclasses.replace(self, **overrides)
+
+
+@functools.lru_cache(maxsize=64)
+def column(params: SamplingParams) -> NDArray[np.int32]:
+    """The parameters as the ops `select` and `sample` read them: 8 words of I32 (enum ggml_dflash_sampling).
+
+    seed (2 words), temperature F32, top_k, top_p F64 (2 words), log(min_p) F32, 0. The same array for equal parameters.
+    """
+    log_min_p = math.log(params.min_p) if params.min_p > 0 else -math.inf
+    packed = struct.pack("<QfidfI", params.seed, params.temperature, params.top_k, params.top_p, log_min_p, 0)
+    words = np.frombuffer(packed, "<i4").astype(np.int32)
+    words.flags.writeable = False
+    return words
 
 
 def _is_integer(value: object) -> bool:

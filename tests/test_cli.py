@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+from refusing import FAMILY, refused
 from tiny_pair import TinyPair
 
 from pyllama_dflash import cli, pair_files
@@ -185,6 +186,7 @@ def test_json_is_the_result(tmp_path, tiny_pair, options, results):
     assert report["draft"] == str(tiny_pair.draft) and report["timings"]["decode_s"] > 0
     for key in ("text", "tokens", "finish_reason", "prompt_tokens", "rounds", "proposed", "accepted_per_position"):
         assert report[key] == expected[key], key
+    assert report["paths"]["attention"] == {"kernel": 5}  # 2 draft layers; 1 of the target in 3 graphs
 
 
 def test_stop_strings_end_the_text(tmp_path, options, results):
@@ -200,9 +202,10 @@ def test_stats_go_to_stderr(tmp_path, options, results):
     code, out, err = run(tmp_path, "generate", PROMPT, *options, "--stats")
     assert (code, out) == (0, PROMPT + results[0.0, 0].text + "\n")
     lines = {line.split()[0]: line for line in err.splitlines()}
-    assert set(lines) == {"device", "prompt", "text", "phases", "rounds", "accepted"}
+    assert set(lines) == {"device", "prompt", "text", "phases", "rounds", "accepted", "ops"}
     assert "40 tokens in" in lines["text"] and "(ended by: length)" in lines["text"]
     assert f"{results[0.0, 0].proposed} proposed" in lines["accepted"]
+    assert "nodes by kernels, mul_mat " in lines["ops"]  # the F32 matrices go to ggml's own product
 
 
 def test_native_lines_only_when_asked_for(tmp_path, options):
@@ -341,6 +344,17 @@ def test_info_refuses_what_makes_no_pair(capsys, tiny_pair):
     assert "at most one target" in fails(capsys, "info", tiny_pair.target, tiny_pair.target)
     assert "at most one draft" in fails(capsys, "info", tiny_pair.draft, tiny_pair.draft)
     assert "-c: 99999999 given; expected 2.." in fails(capsys, "info", tiny_pair.target, "-c", "99999999")
+
+
+def test_doctor_says_how_each_op_is_computed(capsys, shipped):
+    assert cli.main(["doctor"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert {line[1]: line[2] for line in lines if line[0] == "op"} == dict.fromkeys(FAMILY, "kernel")
+    with refused():
+        assert cli.main(["doctor"]) == 0
+    ops = [line.split(maxsplit=2)[1:] for line in capsys.readouterr().out.splitlines() if line.startswith("op ")]
+    on_host = {"sample": "host (the device has no kernel)", "accept": "host (the tokens are drawn on the host)"}
+    assert dict(ops) == dict.fromkeys(FAMILY, "composed (the device has no kernel)") | on_host
 
 
 def test_doctor_names_backends_device_and_reason(capsys):

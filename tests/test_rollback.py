@@ -1,11 +1,17 @@
-"""Rollback: whatever is rejected leaves no trace. States are compared bit for bit with a lane that never speculated."""
+"""Rollback: whatever is rejected leaves no trace. States are compared bit for bit with a lane that never speculated.
+
+What counts is decided here, not by the pair: `sample` and `accept` are refused. Once with the other kernels, once with
+all ops composed.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from refusing import DECISIONS, FAMILY, lattices_of, logits_of, refused
 
-from pyllama_dflash.batch import LaneRows
+from pyllama_dflash import family
+from pyllama_dflash.batch import Batch, LaneRows
 from pyllama_dflash.cache import LaneCache
 from pyllama_dflash.ggml import Graph, Type
 from pyllama_dflash.loader import load
@@ -17,9 +23,10 @@ GARBAGE = [1, 2, 3, 4, 5, 6, 7]
 NEXT = [11, 222, 33, 144, 55, 66, 177, 88, 9, 10, 211, 12, 13, 214, 15, 16, 117, 18, 19, 120, 21, 22, 23, 124]
 
 
-@pytest.fixture(scope="module")
-def models(tiny_pair):
-    loaded = load(tiny_pair.target, tiny_pair.draft, "cpu", 1, False)
+@pytest.fixture(scope="module", params=[DECISIONS, FAMILY], ids=["kernels", "composed"])
+def models(tiny_pair, request):
+    with refused(*request.param):
+        loaded = load(tiny_pair.target, tiny_pair.draft, "cpu", 1, False)
     yield loaded
     loaded.resources.close()
 
@@ -40,23 +47,23 @@ class Lane:
         self.base = len(PROMPT)
 
     def verify(self, tokens):
-        (logits,) = self.round.verify([LaneRows(self.slot, self.base, tokens)])
+        (logits,) = logits_of(self.round, [LaneRows(self.slot, self.base, tokens)])
         return logits
 
     def accept(self, rows: int) -> None:
-        self.round.accept(self.slot, rows)
+        self.cache.recurrent.set_pending(self.slot, rows)
         self.base += rows
 
     def settled(self) -> list[np.ndarray]:
         """The slot's states and windows with everything pending promoted (and nothing pending afterwards)."""
         r = self.cache.recurrent
         with Graph(self.backend) as g:
-            slots = g.input("slots", Type.I32, 1)
+            batch = Batch.of(g, 1, 1)
             for i in r.state:
-                g.effect(g.gdn_commit(r.state[i], r.log[i], slots, r.pending))
-                g.effect(g.conv_commit(r.rows[i], slots, r.pending))
+                family.gdn_commit(g, batch, r, i)
+                family.conv_commit(g, batch, r, i, 4)
             g.build()
-            slots.set(np.array([self.slot], np.int32))
+            batch.fill([LaneRows(self.slot, 0, [])], self.cache.kv)
             g.run()
         r.set_pending(self.slot, 0)
         return [t.get()[self.slot] for t in r.state.values()] + [
@@ -156,7 +163,7 @@ def test_draft_ring_forgets_rejected_rows(lanes):
     block(a, NEXT, 3)
     b.verify([*NEXT[:3], 400, 401, 402, 403, 404])
     b.accept(3)
-    (one,), (two,) = (lane.round.propose([lane.slot], [lane.base], [NEXT[3]]) for lane in lanes)
+    (one,), (two,) = (lattices_of(lane.round, [LaneRows(lane.slot, lane.base, [NEXT[3]])]) for lane in lanes)
     for x, y in ((one.ids, two.ids), (one.first, two.first), (one.edges, two.edges)):
         assert np.array_equal(x, y)
 

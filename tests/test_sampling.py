@@ -92,6 +92,7 @@ def slow_kept(logits: list[float], params: SamplingParams) -> list[int]:
     if params.top_k:
         ids = ids[: params.top_k]
     if params.top_p < 1:
+        ids.sort(key=lambda i: (-r(logits[i] - best), i))  # rounded: logits that differ may be equally far
         weights = [slow_weight(r(logits[i] - best)) for i in ids]
         need, held = max(1, math.ceil(params.top_p * sum(weights))), 0
         for count, weight in enumerate(weights, 1):

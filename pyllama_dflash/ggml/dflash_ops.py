@@ -1,4 +1,4 @@
-"""The engine's own ops (GGML_OP_DFLASH) as builder methods, and DFlash2's dynamic convolution composed of ggml's.
+"""The engine's own ops (GGML_OP_DFLASH) as builder methods, and the choice between a kernel and what stands in for it.
 
 Shapes: L lanes of T rows, N slots, B rows of log per slot, S state width, Hk/Hv key, value heads, C channels, K taps.
 Meaning and limits of each op: ggml_patches/README.md. The native constructor checks everything and says what is wrong.
@@ -6,7 +6,9 @@ Meaning and limits of each op: ggml_patches/README.md. The native constructor ch
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
 from .._native import ffi, lib
 from .ops import Ops, need
@@ -14,9 +16,44 @@ from .tensors import ShapeError, Tensor, Type
 
 PAGE = 16
 
+PathName = Literal["kernel", "composed", "host"]
+R = TypeVar("R")
+
 
 class DflashOps(Ops):
-    """Builder methods of the op family."""
+    """Builder methods of the op family.
+
+    `paths` counts every use of an op by (op, path): its kernel, ggml's own ops, or the host. `refusals` says of an op
+    why some node of it did not go to the kernel.
+    """
+
+    paths: Counter[tuple[str, PathName]]
+    refusals: dict[str, str]
+
+    def computes(self, node: Tensor) -> bool:
+        """Whether the device that the graph is for computes `node`."""
+        raise NotImplementedError
+
+    def choose(
+        self, op: str, kernel: Callable[[], Tensor], otherwise: Callable[[], R], path: PathName = "composed"
+    ) -> Tensor | R:
+        """The node that `kernel` makes if the op takes it and the device computes it, else what `otherwise` gives.
+
+        A node that is not taken stays outside the graph. `path` names the way that `otherwise` goes.
+        """
+        reason = f"{op}: the device has no kernel"
+        try:
+            node = kernel()
+            if self.computes(node):
+                self.paths[op, "kernel"] += 1
+                return node
+        except ShapeError as error:
+            reason = str(error)
+        self.refusals.setdefault(op, reason)
+        self.paths[op, path] += 1
+        return otherwise()
+
+    # -- target ------------------------------------------------------------------------------------------------
 
     def gdn_verify(
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, log: Tensor, slots: Tensor,
@@ -56,53 +93,67 @@ class DflashOps(Ops):
         return self._dflash(lib.ggml_dflash_attention, q, k, v, table, slots, base, live, extra=(scale, window, causal))
 
     def product(self, w: Tensor, x: Tensor) -> Tensor:
-        """W x for w [k, m], x F32 [k, n]: by the own kernel where it takes these types and the device has it, whose
-        result does not depend on n; else by ggml's. :attr:`Graph.nodes` shows which."""
-        ptr = lib.ggml_dflash_mul_mat(self.context, w.ptr, x.ptr)
-        if ptr != ffi.NULL:
-            node = self.wrap(ptr)
-            if self.computes(node):
-                return node
-        return self.mul_mat(w, x)
+        """W x for w [k, m], x F32 [k, n]: by the own kernel, whose result does not depend on n, or by ggml's."""
 
-    def computes(self, node: Tensor) -> bool:
-        """Whether the device that the graph is for computes `node`."""
-        raise NotImplementedError
+        def own() -> Tensor:
+            return self._dflash(lib.ggml_dflash_mul_mat, w, x)
+
+        return self.choose("mul_mat", own, lambda: self.mul_mat(w, x))
+
+    # -- draft -------------------------------------------------------------------------------------------------
 
     def dynamic_conv(self, x: Tensor, coefficients: Tensor, base: Tensor, side: int, block: int) -> Tensor:
-        """DFlash2's grouped dynamic convolution, composed.
+        """DFlash2's grouped dynamic convolution of the blocks of x [E, n], n a multiple of `block`. -> [E, T, L].
 
-        y[e, t] = sum_tap (base[e, tap, side] + coefficients[g(e), tap, side, t]) * x[e, t - tap], with x zero before
-        each block. x [E, n], n a multiple of `block`; coefficients [G * K * 2, n], group fastest; base [E, K, 2].
+        coefficients [G * K * 2, n] as their projection leaves them: group fastest, then tap, then side; base [E, K, 2].
+        The coefficients of a side are read where they lie.
         """
-        width, n, taps = x.shape[0], x.shape[1], base.shape[1]
-        groups = coefficients.shape[0] // (2 * taps)
-        need(base.shape == (width, taps, 2, 1) and base.type == Type.F32, "dynamic_conv", "base F32 [E, K, 2]", x, base)
-        fits = coefficients.shape == (groups * taps * 2, n, 1, 1) and groups > 0 and width % groups == 0
-        need(fits and n % block == 0 and side in (0, 1), "dynamic_conv", "coefficients [G K 2, n]", x, coefficients)
-        result = None
-        for tap in range(min(taps, block)):
-            part = 4 * groups * (tap + taps * side)
-            dynamic = self.view(coefficients, (1, groups, n), (4, coefficients.strides[1]), part)
-            spread = self.repeat(dynamic, width // groups, groups, n)
-            fixed = self.view(base, (width // groups, groups), (), 4 * width * (tap + taps * side))
-            weight = self.reshape(self.add(spread, fixed), width, n)
-            term = self.mul(weight, self._shifted(x, tap, block))
-            result = term if result is None else self.add(result, term)
-        assert result is not None
-        return result
+        groups = check_dynamic_conv(x, coefficients, base, side, block)
+        (width, n), taps, row = x.shape[:2], base.shape[1], coefficients.strides[1]
+        rows = self.view(x, (width, block, n // block), (x.strides[1], x.strides[1] * block))
+        shape = (groups, taps, block, n // block)
+        dynamic = self.view(coefficients, shape, (4 * groups, row, row * block), 4 * groups * taps * side)
+        fixed = self.view(base, (width, taps), (base.strides[1],), base.strides[2] * side)
+        return self._dflash(lib.ggml_dflash_dynamic_conv, rows, dynamic, fixed)
 
-    def _shifted(self, x: Tensor, tap: int, block: int) -> Tensor:
-        """x delayed by `tap` rows inside each block, zeros in front."""
-        if tap == 0:
-            return x
-        width, n = x.shape[0], x.shape[1]
-        kept = self.view(x, (width, block - tap, n // block), (x.strides[1], x.strides[1] * block))
-        return self.reshape(self.pad_front(kept, tap), width, n)
+    def select(
+        self, logits: Tensor, anchors: Tensor, base: Tensor, sampling: Tensor,
+        edges: tuple[Tensor, Tensor, Tensor] | None, top_k: int,
+    ) -> Tensor:  # fmt: skip
+        """The draft's proposals I32 [P, L] by logits [V, P, L]; anchors, base I32 [L], sampling I32 [8, L].
 
-    def _dflash(self, make: Any, *sources: Tensor, extra: tuple[Any, ...] = ()) -> Tensor:
-        ptr = make(self.context, *(s.ptr for s in sources), *extra)
+        `edges`: gate [R, P, L] and the codebooks of predecessors and successors [R, V].
+        """
+        sources = (logits, anchors, base, sampling, *(edges or (None, None, None)))
+        return self._dflash(lib.ggml_dflash_select, *sources, extra=(top_k,))
+
+    def sample(self, logits: Tensor, base: Tensor, live: Tensor, sampling: Tensor) -> Tensor:
+        """The target's tokens I32 [T, L] of logits [V, T, L]; -1 for dead rows and rows that are not finite."""
+        return self._dflash(lib.ggml_dflash_sample, logits, base, live, sampling)
+
+    def accept(
+        self, tokens: Tensor, live: Tensor, slots: Tensor, pending: Tensor, anchors: Tensor, proposals: Tensor | None
+    ) -> Tensor:
+        """I32 [T + 1, L]: how many of the tokens [T, L] are final, and these; writes pending and anchors [N].
+
+        proposals I32 [T - 1, L], None for T = 1.
+        """
+        return self._dflash(lib.ggml_dflash_accept, tokens, live, slots, pending, anchors, proposals)
+
+    def _dflash(self, make: Any, *sources: Tensor | None, extra: tuple[Any, ...] = ()) -> Tensor:
+        ptr = make(self.context, *(ffi.NULL if s is None else s.ptr for s in sources), *extra)
         if ptr == ffi.NULL:
             reason = ffi.string(lib.ggml_dflash_last_error()).decode()
             raise ShapeError(f"{reason}; got {', '.join(map(repr, sources))}")
         return self.wrap(ptr)
+
+
+def check_dynamic_conv(x: Tensor, coefficients: Tensor, base: Tensor, side: int, block: int) -> int:
+    """The number of groups of a dynamic convolution; ShapeError if its sources do not fit each other."""
+    (width, n), taps = x.shape[:2], base.shape[1]
+    groups = coefficients.shape[0] // (2 * taps)
+    need(base.shape == (width, taps, 2, 1) and base.type == Type.F32, "dynamic_conv", "base F32 [E, K, 2]", x, base)
+    fits = coefficients.shape == (groups * taps * 2, n, 1, 1) and groups > 0 and width % groups == 0
+    need(fits and n % block == 0 and side in (0, 1), "dynamic_conv", "coefficients [G K 2, n]", x, coefficients)
+    need(x.shape[2:] == (1, 1), "dynamic_conv", "x [E, n]", x)
+    return groups

@@ -10,9 +10,10 @@ from .._native import ffi, lib
 from ..errors import DeviceError, EngineClosed
 from . import logs
 from .devices import Backend
-from .dflash_ops import DflashOps
+from .dflash_ops import DflashOps, PathName
 from .tensors import ShapeError, Tensor, TensorSet, Type, new_context
 
+_TENSORS_A_CONTEXT = 1024
 _NO_COMPUTE = {"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"}
 
 
@@ -23,30 +24,31 @@ class Graph(DflashOps):
     caches and states) run in the order in which :meth:`effect` was called for them.
     """
 
-    def __init__(self, backend: Backend, max_nodes: int = 4096, max_inputs: int = 32) -> None:
+    def __init__(self, backend: Backend, max_nodes: int = 1 << 17, max_inputs: int = 64) -> None:
         self.backend = backend
         self.max_nodes = max_nodes
+        self.paths: Counter[tuple[str, PathName]] = Counter()
+        self.refusals: dict[str, str] = {}
+        self.closed = False
         self._inputs = TensorSet(backend, max_inputs)
-        self._context = new_context(2 * max_nodes, lib.ggml_graph_overhead_custom(max_nodes, False))
-        self._graph = lib.ggml_new_graph_custom(self._context, max_nodes, False)
+        self._contexts: list[Any] = []
+        self._scheduled: list[Tensor] = []
+        self._graph: Any = None
         self._allocator: Any = None
         self._made = 0
 
     # -- building ----------------------------------------------------------------------------------------------
 
     @property
-    def closed(self) -> bool:
-        """True once the graph's memory is gone."""
-        return self._context is None
-
-    @property
     def context(self) -> Any:
-        """The native context new nodes go to."""
-        if self._context is None:
+        """The native context new nodes go to: another one whenever the last is nearly full."""
+        if self.closed:
             raise EngineClosed("graph used after it was closed")
-        if self._made >= 2 * self.max_nodes - 1:
-            raise ShapeError(f"graph has more than {2 * self.max_nodes} tensors")
-        return self._context
+        if self._made >= self.max_nodes:
+            raise ShapeError(f"graph has more than {self.max_nodes} tensors")
+        if not self._contexts or not _has_room(self._contexts[-1]):
+            self._contexts.append(new_context(_TENSORS_A_CONTEXT))
+        return self._contexts[-1]
 
     def wrap(self, ptr: Any) -> Tensor:
         """A handle on a new node."""
@@ -61,11 +63,11 @@ class Graph(DflashOps):
 
     def effect(self, node: Tensor) -> Tensor:
         """Run `node` (and what it needs) behind everything scheduled so far."""
-        lib.ggml_build_forward_expand(self._graph, node.ptr)
+        self._scheduled.append(node)
         return node
 
     def output(self, node: Tensor, name: str) -> Tensor:
-        """Schedule `node` and keep its memory readable after the run."""
+        """Schedule `node` and keep its memory readable after the run. Not for views: their memory is another node's."""
         lib.ggml_set_output(node.ptr)
         lib.ggml_set_name(node.ptr, name.encode()[:63])
         return self.effect(node)
@@ -75,15 +77,20 @@ class Graph(DflashOps):
         return self.backend.supports(node)
 
     def build(self) -> None:
-        """Check every node against the device and allocate. Call once, after the last output."""
+        """Order the nodes, check each against the device and allocate. Call once, after the last output."""
         if self._allocator is not None:
             raise ShapeError("graph is built already")
-        for i in range(lib.ggml_graph_n_nodes(self._graph)):
-            node = lib.ggml_graph_node(self._graph, i)
-            if _op_name(node) not in _NO_COMPUTE and not lib.ggml_backend_supports_op(self.backend.ptr, node):
-                shapes = [list(Tensor(s, self).shape) for s in node.src if s != ffi.NULL]
-                raise DeviceError(f"{self.backend.device.name} does not compute {_op_name(node)} on {shapes}")
         self._inputs.allocate()
+        size = 2 * self._made + _TENSORS_A_CONTEXT
+        self._contexts.append(new_context(1, lib.ggml_graph_overhead_custom(size, False)))
+        self._graph = lib.ggml_new_graph_custom(self._contexts[-1], size, False)
+        for node in self._scheduled:
+            lib.ggml_build_forward_expand(self._graph, node.ptr)
+        for i in range(lib.ggml_graph_n_nodes(self._graph)):
+            ptr = lib.ggml_graph_node(self._graph, i)
+            if op_name(ptr) not in _NO_COMPUTE and not self.computes(Tensor(ptr, self)):
+                shapes = [list(Tensor(s, self).shape) for s in ptr.src if s != ffi.NULL]
+                raise DeviceError(f"{self.backend.device.name} does not compute {op_name(ptr)} on {shapes}")
         self._allocator = lib.ggml_gallocr_new(self.backend.buffer_type)
         if not lib.ggml_gallocr_alloc_graph(self._allocator, self._graph):
             raise DeviceError(f"{self.backend.device.name}: no memory for a graph: {logs.native_log_tail()}")
@@ -100,9 +107,11 @@ class Graph(DflashOps):
 
     @property
     def nodes(self) -> Counter[str]:
-        """How many nodes of each op the graph has; our own go by their sub-op."""
+        """How many nodes of each op the built graph has; our own go by their sub-op."""
+        if self._graph is None:
+            raise ShapeError("graph is not built")
         graph = self._graph
-        return Counter(_op_name(lib.ggml_graph_node(graph, i)) for i in range(lib.ggml_graph_n_nodes(graph)))
+        return Counter(op_name(lib.ggml_graph_node(graph, i)) for i in range(lib.ggml_graph_n_nodes(graph)))
 
     @property
     def nbytes(self) -> int:
@@ -116,9 +125,11 @@ class Graph(DflashOps):
             lib.ggml_gallocr_free(self._allocator)
             self._allocator = None
         self._inputs.close()
-        if self._context is not None:
-            lib.ggml_free(self._context)
-            self._context = None
+        self.closed = True
+        self._graph = None
+        self._scheduled.clear()
+        while self._contexts:
+            lib.ggml_free(self._contexts.pop())
 
     def __enter__(self) -> Graph:
         return self
@@ -129,7 +140,13 @@ class Graph(DflashOps):
         self.close()
 
 
-def _op_name(node: Any) -> str:
+def _has_room(context: Any) -> bool:
+    """For the few tensors that one builder method makes; ggml aborts when a context is full."""
+    return bool(lib.ggml_get_mem_size(context) - lib.ggml_used_mem(context) >= 8 * lib.ggml_tensor_overhead())
+
+
+def op_name(node: Any) -> str:
+    """Name of a native node's op; of our own `dflash.` and the sub-op."""
     name = str(ffi.string(lib.ggml_op_name(node.op)).decode())
     if name != "DFLASH":
         return name

@@ -82,6 +82,10 @@ class Ops:
         """a + b, b broadcast over a."""
         return self._binary("add", lib.ggml_add, a, b)
 
+    def sub(self, a: Tensor, b: Tensor) -> Tensor:
+        """a - b, b broadcast over a."""
+        return self._binary("sub", lib.ggml_sub, a, b)
+
     def mul(self, a: Tensor, b: Tensor) -> Tensor:
         """a * b elementwise, b broadcast over a."""
         return self._binary("mul", lib.ggml_mul, a, b)
@@ -89,6 +93,10 @@ class Ops:
     def scale(self, a: Tensor, factor: float) -> Tensor:
         """a * factor."""
         return self._unary("scale", lambda ctx, x: lib.ggml_scale(ctx, x, factor), a)
+
+    def exp(self, a: Tensor) -> Tensor:
+        """e to the power of a."""
+        return self._unary("exp", lib.ggml_exp, a)
 
     def silu(self, a: Tensor) -> Tensor:
         """a * sigmoid(a)."""
@@ -121,6 +129,13 @@ class Ops:
         need(a.type == Type.F32 and a.strides[0] == 4 and eps >= 0, "rms_norm", "F32 rows are needed", a)
         normed = self.wrap(lib.ggml_rms_norm(self.context, a.ptr, eps))
         return normed if weight is None else self.mul(normed, weight)
+
+    def soft_max(self, a: Tensor, mask: Tensor, scale: float) -> Tensor:
+        """Softmax of a * scale + mask over dimension 0; a F32 [n, T, H, L], mask F32 [n, T, 1, L]."""
+        need(a.type == mask.type == Type.F32 and a.contiguous and mask.contiguous, "soft_max", "packed F32", a, mask)
+        fits = mask.shape == (a.shape[0], a.shape[1], 1, a.shape[3])
+        need(fits, "soft_max", "a mask [n, T, 1, L] of rows [n, T, H, L] is needed", a, mask)
+        return self.wrap(lib.ggml_soft_max_ext(self.context, a.ptr, mask.ptr, scale, 0.0))
 
     def mul_mat(self, w: Tensor, x: Tensor) -> Tensor:
         """y[m, n] = sum_k w[k, m] x[k, n]; x F32, the higher dimensions of w broadcast over x's."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -46,16 +47,22 @@ class Type(enum.IntEnum):
     @property
     def block(self) -> int:
         """Elements per block."""
-        return int(lib.ggml_blck_size(int(self)))
+        return _block(self)[0]
 
     @property
     def block_bytes(self) -> int:
         """Bytes per block."""
-        return int(lib.ggml_type_size(int(self)))
+        return _block(self)[1]
 
     def row_bytes(self, n: int) -> int:
         """Bytes of a row of `n` elements."""
         return n // self.block * self.block_bytes
+
+
+@functools.cache
+def _block(kind: Type) -> tuple[int, int]:
+    """Elements and bytes of a block."""
+    return int(lib.ggml_blck_size(int(kind))), int(lib.ggml_type_size(int(kind)))
 
 
 _NUMPY: dict[Type, type[np.generic]] = {
@@ -78,7 +85,7 @@ class Owner(Protocol):
 class Tensor:
     """A ggml tensor: `shape` has four numbers, the first varies fastest; `strides` are in bytes."""
 
-    __slots__ = ("_ptr", "owner", "shape", "strides", "type")
+    __slots__ = ("_packed_bytes", "_ptr", "owner", "shape", "strides", "type")
 
     def __init__(self, ptr: Any, owner: Owner) -> None:
         self._ptr = ptr
@@ -86,6 +93,7 @@ class Tensor:
         self.type = Type(int(ptr.type))
         self.shape: tuple[int, int, int, int] = (ptr.ne[0], ptr.ne[1], ptr.ne[2], ptr.ne[3])
         self.strides: tuple[int, int, int, int] = (ptr.nb[0], ptr.nb[1], ptr.nb[2], ptr.nb[3])
+        self._packed_bytes: int | None = None
 
     def __repr__(self) -> str:
         return f"Tensor({self.name!r}, {self.type.name}, {list(self.shape)})"
@@ -130,27 +138,33 @@ class Tensor:
 
     def set(self, values: NDArray[Any] | bytes, offset: int = 0) -> None:
         """Copy `values` in at byte `offset`; an array must already have the tensor's element type."""
-        ptr = self._stored()
+        ptr, size = self._stored(), self._packed()
         if isinstance(values, np.ndarray):
             want = _NUMPY.get(self.type)
             if want is not None and values.dtype != want and values.dtype != np.uint8:
                 raise ShapeError(f"{self!r}: values of {values.dtype}, expected {np.dtype(want)}")
             values = np.ascontiguousarray(values).reshape(-1)
         data = ffi.from_buffer(values)
-        if not 0 <= offset <= offset + len(data) <= self.nbytes or not self.contiguous:
-            raise ShapeError(f"{self!r}: {len(data)} bytes at {offset} do not fit {self.nbytes} contiguous bytes")
+        if not 0 <= offset <= offset + len(data) <= size:
+            raise ShapeError(f"{self!r}: {len(data)} bytes at {offset} do not fit {size} contiguous bytes")
         if len(data):
             lib.ggml_backend_tensor_set(ptr, data, offset, len(data))
 
     def get(self) -> NDArray[Any]:
         """A copy as an array in NumPy's order (slowest first); types NumPy lacks come as raw bytes."""
-        ptr = self._stored()
-        if not self.contiguous:
+        ptr, size = self._stored(), self._packed()
+        if size < 0:
             raise ShapeError(f"{self!r}: only contiguous tensors are read back")
-        raw = np.empty(self.nbytes, np.uint8)
+        raw = np.empty(size, np.uint8)
         lib.ggml_backend_tensor_get(ptr, ffi.from_buffer(raw), 0, raw.nbytes)
         dtype = _NUMPY.get(self.type)
         return raw if dtype is None else raw.view(dtype).reshape(self.shape[::-1])
+
+    def _packed(self) -> int:
+        """Bytes of a contiguous tensor, -1 of another; asked for every transfer, so kept."""
+        if self._packed_bytes is None:
+            self._packed_bytes = self.nbytes if self.contiguous else -1
+        return self._packed_bytes
 
     def _stored(self) -> Any:
         ptr = self.ptr

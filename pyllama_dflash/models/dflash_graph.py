@@ -1,32 +1,24 @@
-"""The draft's graphs: injecting taps into the ring, the block, and the selector's lattice.
+"""The draft's graphs: injecting taps into the ring, and the block with its proposals.
 
-D = n_embd, V vocabulary, n = T * L rows (T the block, L lanes), k = top_k, r = selector rank.
+D = n_embd, V vocabulary, n = T * L rows (T the block, L lanes).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from .. import family
 from ..batch import Batch
 from ..cache import PagedKV
 from ..ggml import Graph, Tensor
+from ..ggml.composed.draft import LatticeNodes
 from .dflash import DFlashParams
-from .dflash_weights import DFlashLayer, DFlashWeights, DynamicConv, Selector
+from .dflash_weights import DFlashLayer, DFlashWeights, DynamicConv
 from .layers import linear
 from .qwen35_weights import Qwen35Weights
 
 WITHOUT_SELECTOR_K = 16
 """Candidates a row of a DFlash1 block keeps."""
-
-
-@dataclass(frozen=True)
-class LatticeNodes:
-    """Outputs of a block for rows 1..T-1: ids [k, T-1, L], first [k, L], edges [k, k, T-2, L] (or [k, 1, T-2, L])."""
-
-    ids: Tensor
-    first: Tensor
-    edges: Tensor | None
 
 
 def inject(
@@ -45,8 +37,8 @@ def inject(
 
 def block(
     g: Graph, p: DFlashParams, w: DFlashWeights[Tensor], target: Qwen35Weights[Tensor], ring: PagedKV, batch: Batch
-) -> LatticeNodes:
-    """The block [anchor, mask, ...]: hidden rows, the target's head on rows 1.., and the selector's scores.
+) -> Tensor | LatticeNodes:
+    """The block [anchor, mask, ...]: hidden rows, the target's head on rows 1.., and :func:`family.select` on these.
 
     The block's own keys and values go to the ring at their positions; the next injection or block overwrites them.
     """
@@ -55,13 +47,17 @@ def block(
     for i, layer in enumerate(w.layers):
         x = _layer(g, p, w, layer, i, ring, batch, x)
     hidden = g.rms_norm(x, p.rms_eps, w.output_norm)
-    t, lanes, row = batch.rows, batch.lanes, hidden.strides[1]
-    hidden = g.cont(g.view(hidden, (p.n_embd, t - 1, lanes), (row, row * t), row))
-    hidden = g.reshape(hidden, p.n_embd, (t - 1) * lanes)
+    behind, lanes, row = batch.rows - 1, batch.lanes, hidden.strides[1]
+    hidden = g.cont(g.view(hidden, (p.n_embd, behind, lanes), (row, row * batch.rows), row))
+    hidden = g.reshape(hidden, p.n_embd, behind * lanes)
     logits = linear(g, w.head or target.head, hidden)
+    vocabulary = logits.shape[0]
     if w.selector is None:
-        return _unary_lattice(g, logits, batch)
-    return _selector_lattice(g, p, w.selector, hidden, _capped(g, p, logits), batch)
+        top_k = min(WITHOUT_SELECTOR_K, vocabulary)
+        return family.select(g, batch, g.reshape(logits, vocabulary, behind, lanes), None, top_k)
+    logits = g.reshape(_capped(g, p, logits), vocabulary, behind, lanes)
+    gate = g.reshape(linear(g, w.selector.hidden, hidden), p.selector_rank, behind, lanes)
+    return family.select(g, batch, logits, (gate, w.selector.predecessor, w.selector.successor), p.selector_top_k)
 
 
 def _layer(
@@ -96,10 +92,8 @@ def _attention(
     q = g.rope(q, batch.positions, p.rope_dims, p.rope_base, w.rope_freqs)
     k, v = _keys_values(g, p, w, layer, a, batch.positions)
     keys, values = ring.write(g, i, k, v, batch.kv_rows)
-    seen = g.attention(
-        g.reshape(q, d, heads, batch.rows, batch.lanes), keys, values, ring.table, batch.slots, batch.base, batch.live,
-        scale=p.attn_scale, window=p.windows[i], causal=p.causal,
-    )  # fmt: skip
+    q = g.reshape(q, d, heads, batch.rows, batch.lanes)
+    seen = family.attention(g, batch, ring, q, keys, values, scale=p.attn_scale, window=p.windows[i], causal=p.causal)
     y = linear(g, layer.output, g.reshape(seen, d * heads, n))
     return y if p.value_scale == 1.0 else g.scale(y, p.value_scale)
 
@@ -126,7 +120,7 @@ class _Convolutions:
         """Side 0 goes before the sub-block, side 1 behind it."""
         if self._conv is None or self._coefficients is None:
             return x
-        return self._g.dynamic_conv(x, self._coefficients, self._conv.base, side, self._rows)
+        return family.dynamic_conv(self._g, x, self._coefficients, self._conv.base, side, self._rows)
 
 
 def _capped(g: Graph, p: DFlashParams, logits: Tensor) -> Tensor:
@@ -136,48 +130,3 @@ def _capped(g: Graph, p: DFlashParams, logits: Tensor) -> Tensor:
     if p.softcap > 0:
         logits = g.scale(g.tanh(g.scale(logits, 1 / p.softcap)), p.softcap)
     return logits
-
-
-def _unary_lattice(g: Graph, logits: Tensor, batch: Batch) -> LatticeNodes:
-    """DFlash1: candidates by their logits, whatever stands before them."""
-    t, lanes, k = batch.rows, batch.lanes, min(WITHOUT_SELECTOR_K, logits.shape[0])
-    ids = g.top_k(logits, k)
-    unary = g.reshape(g.pick(logits, ids), k, t - 1, lanes)
-    first = g.cont(g.view(unary, (k, lanes), (unary.strides[2],)))
-    edges = None
-    if t > 2:
-        later = g.view(unary, (k, t - 2, lanes), unary.strides[1:3], unary.strides[1])
-        edges = g.output(g.repeat(g.reshape(g.cont(later), k, 1, t - 2, lanes), k, k, t - 2, lanes), "edges")
-    return LatticeNodes(g.output(ids, "ids"), g.output(first, "first"), edges)
-
-
-def _selector_lattice(
-    g: Graph, p: DFlashParams, w: Selector[Tensor], hidden: Tensor, logits: Tensor, batch: Batch
-) -> LatticeNodes:
-    """s(row, a, b) = sum_r predecessor[r, a] gate[r, row] successor[r, b] + logit[row, b].
-
-    Row 1's predecessor is the anchor; a later row's are the candidates of the row before.
-    """
-    t, lanes, k, r = batch.rows, batch.lanes, p.selector_top_k, p.selector_rank
-    ids = g.top_k(logits, k)
-    unary = g.reshape(g.pick(logits, ids), k, 1, t - 1, lanes)
-    gate = g.reshape(linear(g, w.hidden, hidden), r, 1, t - 1, lanes)
-    flat = g.reshape(ids, k * (t - 1) * lanes)
-    after = g.reshape(g.get_rows(w.successor, flat), r, k, t - 1, lanes)
-    anchors = g.cont(g.view(batch.tokens, (1, lanes), (4 * t,)))
-    before = g.reshape(g.get_rows(w.predecessor, g.reshape(anchors, lanes)), r, 1, 1, lanes)
-
-    def rows(x: Tensor, start: int, stop: int) -> Tensor:
-        shape = (x.shape[0], x.shape[1], stop - start, lanes)
-        return g.cont(g.view(x, shape, x.strides[1:], start * x.strides[2]))
-
-    def scores(predecessors: Tensor, start: int, stop: int) -> Tensor:
-        gated = g.mul(predecessors, rows(gate, start, stop))
-        return g.add(g.mul_mat(rows(after, start, stop), gated), rows(unary, start, stop))
-
-    first = g.output(scores(before, 0, 1), "first")
-    edges = None
-    if t > 2:
-        candidates = g.reshape(g.get_rows(w.predecessor, flat), r, k, t - 1, lanes)
-        edges = g.output(scores(rows(candidates, 0, t - 2), 1, t - 1), "edges")
-    return LatticeNodes(g.output(ids, "ids"), first, edges)

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from .. import family
 from ..batch import Batch
 from ..cache import PagedKV, RecurrentState
 from ..ggml import Graph, Tensor
+from ..ggml.composed.gdn import Rows
 from .layers import linear
 from .qwen35 import Qwen35Params
 from .qwen35_weights import FullAttention, GatedDeltaNet, Qwen35Weights
@@ -21,7 +23,7 @@ class Mixing(Protocol):
         """SiLU of the causal convolution of layer i; x and result [C, T, L]."""
         ...
 
-    def gdn(self, g: Graph, i: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
+    def gdn(self, g: Graph, i: int, rows: Rows) -> Tensor:
         """The gated delta rule of layer i; result [S, Hv, T, L]."""
         ...
 
@@ -35,13 +37,11 @@ class Verify:
 
     def conv(self, g: Graph, i: int, x: Tensor, w: Tensor) -> Tensor:
         """See :class:`Mixing`."""
-        r, b = self.recurrent, self.batch
-        return g.conv_verify(x, w, r.rows[i], b.slots, r.pending)
+        return family.conv_verify(g, self.batch, self.recurrent, i, x, w)
 
-    def gdn(self, g: Graph, i: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
+    def gdn(self, g: Graph, i: int, rows: Rows) -> Tensor:
         """See :class:`Mixing`."""
-        r, b = self.recurrent, self.batch
-        return g.gdn_verify(q, k, v, decay, beta, r.state[i], r.log[i], b.slots, r.pending)
+        return family.gdn_verify(g, self.batch, self.recurrent, i, rows)
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,11 @@ class Advance:
 
     def conv(self, g: Graph, i: int, x: Tensor, w: Tensor) -> Tensor:
         """See :class:`Mixing`."""
-        r, b = self.recurrent, self.batch
-        return g.conv_advance(x, w, r.rows[i], b.slots, r.pending, b.live)
+        return family.conv_advance(g, self.batch, self.recurrent, i, x, w)
 
-    def gdn(self, g: Graph, i: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
+    def gdn(self, g: Graph, i: int, rows: Rows) -> Tensor:
         """See :class:`Mixing`."""
-        r, b = self.recurrent, self.batch
-        return g.gdn_advance(q, k, v, decay, beta, r.state[i], r.log[i], b.slots, r.pending, b.live)
+        return family.gdn_advance(g, self.batch, self.recurrent, i, rows)
 
 
 def forward(
@@ -92,10 +90,8 @@ def _full_attention(
     k = g.rms_norm(g.reshape(linear(g, w.k, h), d, p.n_head_kv, n), p.rms_eps, w.k_norm)
     q, k = (g.rope(t, batch.positions, p.rope_dims, p.rope_base) for t in (q, k))
     keys, values = kv.write(g, i, k, linear(g, w.v, h), batch.kv_rows)
-    seen = g.attention(
-        g.reshape(q, d, heads, batch.rows, batch.lanes), keys, values, kv.table, batch.slots, batch.base, batch.live,
-        scale=p.attn_scale, window=0, causal=True,
-    )  # fmt: skip
+    q = g.reshape(q, d, heads, batch.rows, batch.lanes)
+    seen = family.attention(g, batch, kv, q, keys, values, scale=p.attn_scale, window=0, causal=True)
     return linear(g, w.output, g.mul(g.reshape(seen, d * heads, n), g.sigmoid(gate)))
 
 
@@ -106,12 +102,12 @@ def _gated_delta_net(
     s, hk, hv, c, t, lanes = p.state_size, p.n_k_heads, p.n_v_heads, p.conv_channels, batch.rows, batch.lanes
     beta = g.reshape(g.sigmoid(linear(g, w.beta, h)), hv, t, lanes)
     decay = g.reshape(g.mul(g.softplus(g.add(linear(g, w.alpha, h), w.dt_bias)), w.a), hv, t, lanes)
-    u = g.effect(mixing.conv(g, i, g.reshape(linear(g, w.qkv, h), c, t, lanes), w.conv))
+    u = mixing.conv(g, i, g.reshape(linear(g, w.qkv, h), c, t, lanes), w.conv)
     strides = (4 * s, 4 * c, 4 * c * t)
     q = _unit(g, p, g.view(u, (s, hk, t, lanes), strides))
     k = _unit(g, p, g.view(u, (s, hk, t, lanes), strides, 4 * s * hk))
     v = g.view(u, (s, hv, t, lanes), strides, 8 * s * hk)
-    o = g.effect(mixing.gdn(g, i, q, k, v, decay, beta))
+    o = mixing.gdn(g, i, Rows(q, k, v, decay, beta))
     z = g.reshape(linear(g, w.gate, h), s, hv, t, lanes)
     o = g.mul(g.rms_norm(o, p.rms_eps, w.norm), g.silu(z))
     return linear(g, w.output, g.reshape(o, s * hv, t * lanes))
