@@ -1,143 +1,178 @@
 #pragma once
 
-// Times of the ops at the shapes of a 27B target and of a small one. Not a test.
+// Timing of single ops on one device: n nodes of a kind in one graph, each with memory of its own, so that neither a
+// cache nor a single launch decides; the median over replays, divided by n.
 
-#include "dflash-harness.h"
+#include "dflash-backend.h"
+#include "ggml-alloc.h"
+#include "ggml.h"
 
-#include <ctime>
+#include <algorithm>
+#include <cmath>
 #include <functional>
+#include <map>
+#include <random>
 
-// Fastest of some runs, per node: n_nodes independent nodes in one graph, so that the state comes from memory as in a
-// model. CPU time beside it, because a busy machine shows in one and not in the other.
-inline void bench(const char * name, size_t bytes_per_node, int n_nodes,
-                  const std::function<ggml_tensor *(Run &)> & make) {
-    for (int n_threads : {1, 2}) {
-        Run run(n_nodes * bytes_per_node);
-        ggml_cgraph * graph = ggml_new_graph(run.ctx());
-        for (int i = 0; i < n_nodes; i++) {
-            ggml_build_forward_expand(graph, run.result(make(run)));
-        }
-        backend().set_n_threads(backend().handle, n_threads);
-        double best = INFINITY, best_cpu = INFINITY;
-        for (int i = 0; i < 12; i++) {
-            const int64_t start = ggml_time_us();
-            const std::clock_t start_cpu = std::clock();
-            ggml_backend_graph_compute(backend().handle, graph);
-            best_cpu = std::min(best_cpu, 1e6 * (double) (std::clock() - start_cpu) / CLOCKS_PER_SEC / n_nodes);
-            best = std::min(best, (double) (ggml_time_us() - start) / n_nodes);
-        }
-        std::printf("%-58s %d threads %9.1f us  (cpu %9.1f us)\n", name, n_threads, best, best_cpu);
+typedef std::vector<int32_t> Ints;
+
+// Sources of the nodes of one graph. Numbers are noise, counts and places are given.
+class Sources {
+  public:
+    explicit Sources(int n_nodes) {
+        const size_t n_tensors = (size_t) n_nodes * 48 + 64;
+        ggml_init_params params = {n_tensors * ggml_tensor_overhead() + ggml_graph_overhead_custom(n_tensors, false) +
+                                       (1 << 16),
+                                   nullptr, true};
+        ctx_ = ggml_init(params);
+        graph_ = ggml_new_graph_custom(ctx_, n_tensors, false);
     }
-}
 
-inline void bench_gdn(int64_t Hk, int64_t Hv, int64_t T, int32_t n_pending, int n_nodes) {
-    const GdnShape s = {128, Hk, Hv, T, 1, 1, 8};
-    const GdnRows r = GdnRows::random(s);
-    char name[96];
-    std::snprintf(name, sizeof(name), "gdn_verify S=128 Hk=%d Hv=%d T=%d L=1 pending=%d", (int) Hk, (int) Hv, (int) T,
-                  (int) n_pending);
-    bench(name, s.bytes() + (1 << 16), n_nodes, [&](Run & run) {
-        ggml_tensor * qkv[3];
-        make_qkv(run, s, r, Layout::PACKED, qkv);
-        ggml_tensor * state = run.source({s.S, s.S, s.Hv, s.N}, normal(s.state_size()));
-        ggml_tensor * log = run.source({2 * s.S + 1, s.Hv, s.B, s.N}, normal(s.log_size(), 0.1f));
-        return ggml_dflash_gdn_verify(run.ctx(), qkv[0], qkv[1], qkv[2], run.source({s.Hv, s.T, s.L}, r.g),
-                                      run.source({s.Hv, s.T, s.L}, r.beta), state, log, run.source(Ints{0}),
-                                      run.source(Ints{n_pending}));
-    });
-}
-
-inline void bench_conv(int64_t C, int64_t T, int n_nodes) {
-    const ConvCase c({C, T, 1, 1, 8}, {0});
-    char name[96];
-    std::snprintf(name, sizeof(name), "conv_verify C=%d T=%d L=1 pending=4", (int) C, (int) T);
-    bench(name, c.s.bytes() + (1 << 16), n_nodes, [&](Run & run) {
-        return ggml_dflash_conv_verify(run.ctx(), run.source({C, T, 1}, c.x), run.source({TAPS, C}, c.w),
-                                       run.source({C, TAPS - 1 + c.s.B, 1}, normal(c.s.kept())), run.source(Ints{0}),
-                                       run.source(Ints{4}));
-    });
-}
-
-inline void bench_attention(int64_t D, int64_t Hq, int64_t Hkv, int64_t T, int32_t base, ggml_type type, int n_nodes) {
-    const int64_t pages = (base + T + 15) / 16;
-    char name[96];
-    std::snprintf(name, sizeof(name), "attention D=%d Hq=%d Hkv=%d T=%d context=%d %s", (int) D, (int) Hq, (int) Hkv,
-                  (int) T, (int) base, ggml_type_name(type));
-    const std::vector<uint8_t> data = encode(normal(D * Hkv * 16 * pages), D, type);
-    const Floats q = normal(D * Hq * T);
-    Ints table(pages);
-    for (int32_t i = 0; i < pages; i++) {
-        table[i] = i;
+    ~Sources() {
+        ggml_backend_buffer_free(buffer_);
+        ggml_free(ctx_);
     }
-    bench(name, 2 * data.size() + 16 * q.size() + (1 << 17), n_nodes, [&](Run & run) {
-        ggml_tensor * k = run.source({D, Hkv, 16 * pages}, data.data(), type);
-        ggml_tensor * v = run.source({D, Hkv, 16 * pages}, data.data(), type);
-        return ggml_dflash_attention(run.ctx(), run.source({D, Hq, T, 1}, q), k, v,
-                                     run.source({pages, 1}, table.data(), GGML_TYPE_I32), run.source(Ints{0}),
-                                     run.source(Ints{base}), run.source(Ints{(int32_t) T}), 0.1f, 0, true);
-    });
-}
 
-// Beside ggml's own ways: one dot product per column ("use_ref") and its choice by the number of columns.
-inline void bench_mul_mat(ggml_type type, int64_t K, int64_t M, int64_t n) {
-    typedef void (*set_use_ref_t)(ggml_backend_t, bool);
-    const set_use_ref_t set_use_ref = (set_use_ref_t) ggml_backend_reg_get_proc_address(
-        ggml_backend_dev_backend_reg(backend().device), "ggml_backend_cpu_set_use_ref");
-    const std::vector<uint8_t> w = quantised(type, K, M);
-    const Floats x = normal(K * n);
-    const int n_nodes = (int) std::max<int64_t>(1, (1 << 23) / (K * M * n));
-    for (int n_threads : {1, 2}) {
-        double best[3] = {INFINITY, INFINITY, INFINITY};
-        Run run(n_nodes * (2 * w.size() + 2 * (K + M) * n * sizeof(float) + 4096));
-        ggml_cgraph * graphs[2];
-        for (int own = 0; own < 2; own++) {
-            graphs[own] = ggml_new_graph(run.ctx());
-            for (int i = 0; i < n_nodes; i++) {
-                ggml_tensor *a = run.source({K, M}, w.data(), type), *b = run.source({K, n}, x);
-                ggml_build_forward_expand(graphs[own], run.result(own ? ggml_dflash_mul_mat(run.ctx(), a, b)
-                                                                      : ggml_mul_mat(run.ctx(), a, b)));
+    Sources(const Sources &) = delete;
+
+    ggml_context * ctx() { return ctx_; }
+
+    ggml_cgraph * graph() { return graph_; }
+
+    ggml_tensor * noise(const std::vector<int64_t> & ne, ggml_type type = GGML_TYPE_F32) {
+        ggml_tensor * t = ggml_new_tensor(ctx_, type, (int) ne.size(), ne.data());
+        noise_.push_back(t);
+        return t;
+    }
+
+    // The same tensor whenever the key is: weights that all nodes share.
+    ggml_tensor * shared(int key, const std::vector<int64_t> & ne, ggml_type type) {
+        ggml_tensor *& t = shared_[key];
+        t = t ? t : noise(ne, type);
+        return t;
+    }
+
+    ggml_tensor * ints(const Ints & values, std::vector<int64_t> ne = {}) {
+        ne = ne.empty() ? std::vector<int64_t>{(int64_t) values.size()} : ne;
+        ggml_tensor * t = ggml_new_tensor(ctx_, GGML_TYPE_I32, (int) ne.size(), ne.data());
+        ints_.push_back({t, values});
+        return t;
+    }
+
+    // Memory for everything, and contents. -> false if the device has not enough
+    bool place(const Backend & on) {
+        buffer_ = ggml_backend_alloc_ctx_tensors(ctx_, on.handle);
+        if (!buffer_) {
+            return false;
+        }
+        for (const auto & entry : ints_) {
+            ggml_backend_tensor_set(entry.first, entry.second.data(), 0, ggml_nbytes(entry.first));
+        }
+        for (ggml_tensor * t : noise_) {
+            const std::vector<uint8_t> & block = noise_block(t->type);
+            for (size_t at = 0; at < ggml_nbytes(t); at += block.size()) {
+                ggml_backend_tensor_set(t, block.data(), at, std::min(block.size(), ggml_nbytes(t) - at));
             }
         }
-        backend().set_n_threads(backend().handle, n_threads);
-        for (int i = 0; i < 15; i++) {
-            for (int way = 0; way < 3; way++) { // in turns, because the machine is not always equally fast
-                set_use_ref(backend().handle, way == 0);
-                const int64_t start = ggml_time_us();
-                ggml_backend_graph_compute(backend().handle, graphs[way == 2]);
-                best[way] = std::min(best[way], (double) (ggml_time_us() - start) / n_nodes);
+        return true;
+    }
+
+  private:
+    // 2^21 numbers of size 0.1 as a type stores them; whole blocks, so that it can be repeated
+    static const std::vector<uint8_t> & noise_block(ggml_type type) {
+        static std::vector<uint8_t> blocks[GGML_TYPE_COUNT];
+        std::vector<uint8_t> & block = blocks[type];
+        if (block.empty()) {
+            std::mt19937 engine(7);
+            std::normal_distribution<float> normal(0.0f, 0.1f);
+            std::vector<float> values((size_t) 1 << 21);
+            for (float & x : values) {
+                x = normal(engine);
+            }
+            block.resize(ggml_row_size(type, (int64_t) values.size()));
+            if (type == GGML_TYPE_F32) {
+                std::memcpy(block.data(), values.data(), block.size());
+            } else {
+                ggml_quantize_chunk(type, values.data(), block.data(), 0, (int64_t) values.size() / 256, 256, nullptr);
             }
         }
-        set_use_ref(backend().handle, false);
-        std::printf(
-            "mul_mat %-7s %5d x %-5d n=%-4d %d threads: dots %9.1f us, ggml %9.1f us, own %9.1f us = %.2f, %.2f\n",
-            ggml_type_name(type), (int) K, (int) M, (int) n, n_threads, best[0], best[1], best[2], best[0] / best[2],
-            best[1] / best[2]);
+        return block;
     }
-}
 
-inline void bench_mul_mats() {
-    for (ggml_type type : {GGML_TYPE_IQ4_XS, GGML_TYPE_Q6_K, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K}) {
-        for (int64_t n : {1, 2, 4, 7, 8, 16, 64, 256}) {
-            bench_mul_mat(type, 512, 1024, n);
+    ggml_context * ctx_;
+    ggml_cgraph * graph_;
+    ggml_backend_buffer_t buffer_ = nullptr;
+    std::vector<ggml_tensor *> noise_;
+    std::vector<std::pair<ggml_tensor *, Ints>> ints_;
+    std::map<int, ggml_tensor *> shared_;
+};
+
+typedef std::function<ggml_tensor *(Sources &)> Build;
+
+constexpr double NOT_MEASURED = -1.0;
+
+// Microseconds of one node, or NOT_MEASURED when the device refuses a node or has not enough memory.
+inline double time_of(Backend & on, int n_nodes, const Build & build) {
+    Sources sources(n_nodes);
+    for (int i = 0; i < n_nodes; i++) {
+        ggml_tensor * node = build(sources);
+        if (!node) {
+            std::fprintf(stderr, "refused: %s\n", ggml_dflash_last_error());
+            return NOT_MEASURED;
         }
-        bench_mul_mat(type, 512, 8192, 8);
-        bench_mul_mat(type, 1536, 512, 1);
-        bench_mul_mat(type, 1536, 512, 8);
+        ggml_build_forward_expand(sources.graph(), node);
     }
+    for (int i = 0; i < ggml_graph_n_nodes(sources.graph()); i++) {
+        const ggml_tensor * node = ggml_graph_node(sources.graph(), i);
+        if (!ggml_backend_dev_supports_op(on.device, node)) {
+            std::fprintf(stderr, "%s refuses a node of %s\n", on.name.c_str(), ggml_op_desc(node));
+            return NOT_MEASURED;
+        }
+    }
+    if (!sources.place(on)) {
+        return NOT_MEASURED;
+    }
+    const auto run = [&](int times) {
+        const int64_t start = ggml_time_us();
+        for (int i = 0; i < times; i++) {
+            ggml_backend_graph_compute_async(on.handle, sources.graph());
+        }
+        ggml_backend_synchronize(on.handle);
+        return (double) (ggml_time_us() - start) / times;
+    };
+    for (int i = 0; i < 3; i++) { // a graph is captured on its second time, where there is such a thing
+        run(1);
+    }
+    const int times = (int) std::max(1.0, std::min(20.0, 5000.0 / run(1))); // of some milliseconds each
+    std::vector<double> samples;
+    for (int i = 0; i < 9; i++) {
+        samples.push_back(run(times));
+    }
+    std::nth_element(samples.begin(), samples.begin() + samples.size() / 2, samples.end());
+    return samples[samples.size() / 2] / n_nodes;
 }
 
-inline void bench_all() {
-    for (int32_t n_pending : {0, 4, 8}) {
-        bench_gdn(16, 48, 8, n_pending, 16);
+// Nodes in a graph: enough that their memory is far larger than a cache.
+inline int node_count(double bytes, bool small) {
+    const double wanted = small ? 4e6 : 400e6;
+    return (int) std::max(2.0, std::min(small ? 8.0 : 256.0, std::ceil(wanted / bytes)));
+}
+
+// Bytes read and written per second by copies of a large tensor, by the backend's own copy: ggml_cpy is a kernel that
+// reaches two thirds of it on an H200.
+inline double copy_bandwidth(Backend & on, bool small) {
+    const int64_t n = small ? (int64_t) 4 << 20 : (int64_t) 512 << 20; // of 4 bytes
+    Sources sources(1);
+    ggml_tensor *from = sources.noise({n}), *to = sources.noise({n});
+    if (!sources.place(on)) {
+        return 0.0;
     }
-    bench_gdn(16, 48, 1, 1, 16);
-    bench_gdn(2, 4, 8, 4, 64);
-    bench_gdn(2, 4, 1, 1, 64);
-    bench_conv(10240, 8, 16);
-    bench_conv(1024, 8, 64);
-    bench_attention(256, 24, 4, 8, 1024, GGML_TYPE_Q8_0, 4);
-    bench_attention(128, 8, 2, 8, 1024, GGML_TYPE_F16, 8);
-    bench_attention(128, 8, 2, 1, 1024, GGML_TYPE_F16, 8);
-    bench_attention(128, 8, 2, 256, 1024, GGML_TYPE_F16, 1);
-    bench_mul_mats();
+    std::vector<double> samples;
+    for (int i = 0; i < 10; i++) {
+        const int64_t start = ggml_time_us();
+        ggml_backend_tensor_copy_async(on.handle, on.handle, from, to);
+        ggml_backend_synchronize(on.handle);
+        samples.push_back((double) (ggml_time_us() - start));
+    }
+    std::nth_element(samples.begin() + 1, samples.begin() + 5, samples.end()); // the first one warms up
+    return 2.0 * 4.0 * (double) n / samples[5] * 1e6;
 }

@@ -100,8 +100,7 @@ inline Floats windows(const ConvCase & c, const Floats & rows) {
     return out;
 }
 
-// Four products of size 1..10 and silu (slope <= 1.1, exp good to 2 ulp): a few 1e-6.
-constexpr double CONV_TOLERANCE = 1e-5;
+const double CONV_TOLERANCE = tolerance(Rule::CONV);
 
 inline void conv_against_reference(const ConvCase & c) {
     const ConvShape & s = c.s;
@@ -187,7 +186,7 @@ inline void conv_independence(const ConvCase & c) {
     Floats rows = start;
     const Floats out = conv_run(next, rows, pending);
 
-    for (int n_threads : {2, 3}) {
+    for (int n_threads : thread_counts({2, 3})) {
         Floats other = start;
         counter().expect(same_bits(conv_run(next, other, pending, {}, n_threads, true), out) && same_bits(other, rows),
                          "%d threads differ", n_threads);
