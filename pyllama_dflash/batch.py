@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cache import PagedKV, Rows
+from .errors import RequestError
 from .ggml import Graph, Tensor, Type
 from .sampling import SamplingParams
 
@@ -92,7 +93,9 @@ class Batch:
         )
 
     def fill(self, work: Sequence[LaneRows], kv: PagedKV) -> None:
-        """Upload one run's rows; `kv` says where their keys and values go."""
+        """Upload one run's rows; `kv` says where their keys and values go. RequestError before anything is uploaded
+        when a slot is not there or named twice."""
+        check_slots(work, len(kv.pages))
         tokens = np.zeros((self.lanes, self.rows), np.int32)
         positions = np.zeros((self.lanes, self.rows), np.int32)
         for lane, item in enumerate(work):
@@ -106,6 +109,22 @@ class Batch:
         self.base.set(np.array([item.base for item in work], np.int32))
         self.live.set(np.array([len(item.tokens) for item in work], np.int32))
         self.asked.fill(work)
+
+
+def check_slots(work: Sequence[LaneRows], n_slots: int) -> None:
+    """RequestError when a lane with rows names a slot that is not there, or one that another lane names too.
+
+    The kernels treat such a lane as padded; a caller that means it has lost track of its lanes.
+    """
+    named: set[int] = set()
+    for lane, item in enumerate(work):
+        if not item.tokens:
+            continue
+        if not 0 <= item.slot < n_slots:
+            raise RequestError(f"slot of lane {lane}", item.slot, f"0..{n_slots - 1}")
+        if item.slot in named:
+            raise RequestError(f"slot of lane {lane}", item.slot, "a slot that no other lane of the run has")
+        named.add(item.slot)
 
 
 def physical_rows(kv: PagedKV, work: Sequence[LaneRows], rows: int) -> Rows:

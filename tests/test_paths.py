@@ -14,7 +14,7 @@ from reference.selector import greedy_walk, selector_scores
 from refusing import DECISIONS, FAMILY, Refusing, logits_of, refused
 from tiny_pair import TinyPair
 
-from pyllama_dflash import DeviceError, Engine, SamplingParams, family
+from pyllama_dflash import DeviceError, Engine, RequestError, SamplingParams, family
 from pyllama_dflash._native import ffi, lib
 from pyllama_dflash.answers import answer_of
 from pyllama_dflash.batch import LaneRows
@@ -353,6 +353,35 @@ def test_lanes_of_a_round_do_not_see_each_other(tiny_pair, missing):
     rounds.close()
     cache.close()
     loaded.resources.close()
+
+
+@pytest.mark.parametrize(
+    ("slots", "message"),
+    [
+        ((1, 4), "slot of lane 1: 4 given; expected 0..3"),
+        ((-1, 2), "slot of lane 0: -1 given; expected 0..3"),
+        ((2, 2), "slot of lane 1: 2 given; expected a slot that no other lane of the run has"),
+    ],
+)
+def test_wrong_slots_are_refused_before_a_launch(tiny_pair, slots, message):
+    loaded = load(tiny_pair.target, tiny_pair.draft, "cpu", 1, False)
+    m = loaded.models
+    cache = LaneCache(loaded.backend, m.target, m.draft, n_ctx=96, slots=4, block=m.block, piece=64, kv_type=Type.F16)
+    rounds = Round(loaded.backend, m, cache)
+    for slot in range(4):
+        cache.open(slot, 96)
+    rounds.advance([LaneRows(1, 0, [5, 17])], 8)
+    states = [state.get() for state in cache.recurrent.state.values()]
+    work = [LaneRows(slot, 2, [7] * m.block) for slot in slots]
+    for run in (rounds.verify, rounds.propose, lambda rows: rounds.advance(rows, 8)):
+        with pytest.raises(RequestError) as error:
+            run(work)
+        assert str(error.value) == message
+    with pytest.raises(RequestError, match=f"pending rows: {m.block + 1} given; expected 0..{m.block}"):
+        cache.recurrent.set_pending(1, m.block + 1)
+    assert all(np.array_equal(a, b.get()) for a, b in zip(states, cache.recurrent.state.values(), strict=True))
+    for resource in (rounds, cache, loaded.resources):
+        resource.close()
 
 
 # -- graphs ------------------------------------------------------------------------------------------------------------
