@@ -48,11 +48,15 @@ int64_t max_units(const Node & node, int64_t unit) {
 template <typename Shape, typename Kernel>
 void launch(ggml_backend_cuda_context & ctx, const Node & node, int n_blocks, size_t shared, Kernel kernel) {
     constexpr int split = Shape::SPLIT;
-    constexpr int64_t PLACES = 2048, PLACES_FOR_EVEN_LOAD = 1024;
+    static_assert((split & (split - 1)) == 0, "a power of two");
+    constexpr int64_t PLACES = 2048, BYTES_FOR_EVEN_LOAD = 48 << 20;
+    constexpr int64_t PLACES_FOR_EVEN_LOAD = BYTES_FOR_EVEN_LOAD / (4 * Shape::D * Shape::TILE_ROWS);
     Cut cut = {};
     cut.tile_rows = Shape::TILE_ROWS;
     cut.n_tiles = (node.rows_per_kv_head() + cut.tile_rows - 1) / cut.tile_rows;
-    cut.split = split;
+    while (1 << cut.split_bits < split) {
+        cut.split_bits++;
+    }
     const int64_t total = (int64_t) cut.n_tiles * node.L;
     const int64_t of_job = node.n_kv_heads * max_units(node, (int64_t) splits_of(SUPER_LEVEL) * split);
     const int64_t at_once = std::max<int64_t>(1, std::min({PLACES / of_job, (int64_t) MAX_JOBS, total}));

@@ -25,12 +25,12 @@ struct Factors {
     __device__ float apply(float values, float next) const { return fmaf(add, next, keep * values); }
 };
 
-// Nothing, folded with anything, is that to the bit: keep meets zeros only and add is exp(0) = 1.
+// Nothing, folded with anything, is that to the bit: keep meets zeros only and add is 1.
 __device__ __forceinline__ Factors fold(Sums & sums, const Sums & next) {
-    const float max = fmaxf(sums.max, next.max);
-    const Factors factors = {exp_of(sums.max - max), exp_of(next.max - max)};
+    const float rise = next.max - sums.max, smaller = exp_of(-fabsf(rise));
+    const Factors factors = {rise > 0.0f ? smaller : 1.0f, rise > 0.0f ? 1.0f : smaller};
     sums.sum = factors.apply(sums.sum, next.sum);
-    sums.max = max;
+    sums.max = fmaxf(sums.max, next.max);
     return factors;
 }
 
@@ -59,8 +59,8 @@ __device__ __forceinline__ bool misses_a_page(const Node & node, int slot, Range
 // The tree above the units first..last of a row. `load(unit)` gives a unit's partial.
 template <typename Load> __device__ __forceinline__ Partial fold_units(int level, int first, int last, Load load) {
     constexpr int AHEAD = 8;
-    const int per_group = splits_of(GROUP_LEVEL) / min(splits_of(level), splits_of(GROUP_LEVEL));
-    const int per_super = splits_of(SUPER_LEVEL) / splits_of(level);
+    const int in_group = (1 << max(bits_of(GROUP_LEVEL) - bits_of(level), 0)) - 1; // number of a unit there: these bits
+    const int in_super = (1 << (bits_of(SUPER_LEVEL) - bits_of(level))) - 1;
     Partial group, super, total;
     for (int from = first; from <= last; from += AHEAD) {
         Partial ahead[AHEAD];
@@ -75,11 +75,11 @@ template <typename Load> __device__ __forceinline__ Partial fold_units(int level
             const int unit = from + i;
             if (unit <= last) {
                 group.add(ahead[i]);
-                if ((unit + 1) % per_group == 0 || unit == last) {
+                if ((unit & in_group) == in_group || unit == last) {
                     super.add(group);
                     group = Partial();
                 }
-                if ((unit + 1) % per_super == 0 || unit == last) {
+                if ((unit & in_super) == in_super || unit == last) {
                     total.add(super);
                     super = Partial();
                 }
@@ -112,10 +112,10 @@ __global__ void __launch_bounds__(Layout::THREADS) combine(const Node node, cons
     float2 result = {0.0f, 0.0f};
     if (is_live) {
         const int level = scratch.plan[0];
-        const int unit = splits_of(level) * cut.split;
+        const int bits = cut.split_bits + bits_of(level);
         const int start = scratch.plan[1 + job_index], end = scratch.plan[2 + job_index];
-        const int first_place = start + (end - start) / node.n_kv_heads * kv_head - job.seen.first / unit;
-        const Partial total = fold_units(level, range.first / unit, (range.end - 1) / unit, [&](int number) {
+        const int first_place = start + (end - start) / node.n_kv_heads * kv_head - (job.seen.first >> bits);
+        const Partial total = fold_units(level, range.first >> bits, (range.end - 1) >> bits, [&](int number) {
             const int64_t place = first_place + number;
             const float2 sums = scratch.sums[place * cut.tile_rows + tile_row];
             Partial partial;

@@ -4,8 +4,9 @@
 //
 // A block takes a split at a time, all of its keys and values in shared memory as the pages hold them. Each warp meets
 // an equal part of the positions with all rows of the tile for the scores, then all positions with 32 columns of the
-// values: every key and value becomes a fragment once. Keys are a warp's own, so that it fetches the next split's as
-// soon as it is done with these; both arrive in parts, and work starts with the first.
+// values: every key and value becomes a fragment once. More warps fetch (attention_fetch.cuh). Between the scores
+// and the weights, and between the weights and the values, all wait for each other; else warps run on, so that one's
+// products fill another's waits. Loops are kept short on purpose: the whole of a split must fit the instruction cache.
 //
 // Numbers: q, k, v and the weights are rounded to f16 (a Q8_0 value is scale * integer, rounded), products are summed
 // in F32, and so are the weights, as rounded. A weight is relative to the largest score of its split. A position that a
@@ -48,12 +49,15 @@ template <int D_, ggml_type K, ggml_type V, int TILES_, bool LARGE> struct Mma {
     using ValueRow = PageRow<D, V>;
     static constexpr ggml_type K_TYPE = K;
 
-    static constexpr int WARPS = D / 32, THREADS = 32 * WARPS, TILE_ROWS = 16 * TILES;
+    static constexpr int WARPS = D / 32, METERS = 32 * WARPS; // threads that meet keys and values
+    static constexpr int FETCHERS = WARPS / 2, THREADS = METERS + 32 * FETCHERS;
+    static constexpr int TILE_ROWS = 16 * TILES;
     static constexpr bool IS_SMALL = D == 128 || (KeyRow::IS_QUANTISED && ValueRow::IS_QUANTISED);
     static constexpr int WARP_POSITIONS = (IS_SMALL ? 32 : 16) / (LARGE || D == 128 ? 1 : 2);
     static constexpr int SPLIT = WARPS * WARP_POSITIONS;
     static constexpr int KEY_TILES = WARP_POSITIONS / 8;
-    static constexpr int STAGES = 4, STAGE = SPLIT / STAGES; // positions whose values arrive together
+    static constexpr int STAGES = 4, STAGE = SPLIT / STAGES; // positions whose values arrive together,
+    static constexpr int RUN = STAGE < 32 ? STAGE : 32, STAGE_RUNS = STAGE / RUN; // fetched so many at a time
 
     static constexpr int Q_PITCH = 2 * D + 16, P_PITCH = 2 * SPLIT + 16;
     struct Memory {
@@ -61,10 +65,22 @@ template <int D_, ggml_type K, ggml_type V, int TILES_, bool LARGE> struct Mma {
         __align__(16) char values[SPLIT][ValueRow::PITCH];
         __align__(16) char q[TILE_ROWS][Q_PITCH];
         __align__(16) char weights[TILE_ROWS][P_PITCH];
-        float max[WARPS][TILE_ROWS], sum[WARPS][TILE_ROWS]; // of a warp's positions
-        uint32_t wrong[SPLIT / 32];                         // positions with a value that is no finite f16
-        int32_t pages[splits_of(SUPER_LEVEL) * SPLIT / PAGE];
+        __align__(16) float max[TILE_ROWS][WARPS]; // of a warp's positions
+        __align__(16) float sum[TILE_ROWS][WARPS];
+        Barrier keys_arrived[WARPS], keys_free[WARPS], values_arrived[STAGES], values_free[STAGES];
+        int2 range[2][TILE_ROWS];   // what a row sees, in even and in odd units: first position, number
+        uint32_t wrong[SPLIT / 32]; // positions with a value that is no finite f16
         Plan plan;
+
+        // By one thread; a barrier of the block must follow.
+        __device__ void make_barriers() {
+            for (int i = 0; i < WARPS; i++) {
+                make_barrier(keys_arrived[i], 32), make_barrier(keys_free[i], 1);
+            }
+            for (int i = 0; i < STAGES; i++) {
+                make_barrier(values_arrived[i], 32 * STAGE_RUNS), make_barrier(values_free[i], WARPS);
+            }
+        }
     };
 
     // pair `part` of a row's four from C of the four tiles
@@ -82,114 +98,53 @@ template <typename M> struct Work {
     const Node & node;
     const Job & job;
     typename M::Memory & memory;
-    int kv_head, first_page; // memory.pages[0] is page first_page of the slot
-    int warp, lane;
-
-    // Bytes of a row of a page, and whether there is such a row that anyone sees.
-    struct Source {
-        const char * row;
-        bool exists;
-    };
-    __device__ Source source(const char * pages, int64_t row_stride, int64_t head_stride, int position) const {
-        const bool is_seen = position >= job.seen.first && position < job.seen.end;
-        const int page = is_seen ? memory.pages[position / PAGE - first_page] : -1;
-        const int64_t row = page >= 0 ? (int64_t) page * PAGE + position % PAGE : 0;
-        return {pages + row * row_stride + kv_head * head_stride, page >= 0};
-    }
+    int kv_head, warp, lane;
+    bool is_odd; // unit of the block
 };
-
-// Page numbers of a unit, -1 for what is missing or out of range. A barrier must follow.
-template <typename M> __device__ __forceinline__ void load_page_numbers(const Work<M> & work, int end_position) {
-    const int32_t * table = work.node.table + (int64_t) work.job.lane.slot * work.node.max_pages;
-    const int n = (end_position - 1) / PAGE - work.first_page + 1;
-    for (int i = threadIdx.x; i < n; i += M::THREADS) {
-        const int page = work.first_page + i < work.node.max_pages ? table[work.first_page + i] : -1;
-        work.memory.pages[i] = page >= 0 && page < work.node.n_pages ? page : -1;
-    }
-}
 
 // Queries of the tile as f16, zeros where it has no live row. A barrier must follow.
 template <typename M> __device__ __forceinline__ void load_queries(const Work<M> & work, const Cut & cut) {
     const Node & node = work.node;
-#pragma unroll 8
-    for (int i = threadIdx.x; i < M::TILE_ROWS * M::D / 2; i += M::THREADS) {
-        const int tile_row = i / (M::D / 2), column = i % (M::D / 2) * 2;
+#pragma unroll 3
+    for (int tile_row = work.warp; tile_row < M::TILE_ROWS; tile_row += M::WARPS) {
         const int row = work.job.row_of(cut, tile_row), t = row / node.gqa;
-        half2 q = __float2half2_rn(0.0f);
-        if (t < work.job.lane.n_live) {
-            const int64_t head = work.kv_head * node.gqa + row % node.gqa;
-            const float * from =
-                (const float *) (node.q + head * node.q_head + t * node.q_row + work.job.lane_index * node.q_lane);
-            q = __floats2half2_rn(from[column], from[column + 1]);
-        }
-        *(half2 *) (work.memory.q[tile_row] + 2 * k_of_column<M::K_TYPE>(column)) = q;
-    }
-}
-
-template <typename Row>
-__device__ __forceinline__ void copy_chunk(char * to, const char * from, bool exists, bool is_aligned) {
-    if (is_aligned) {
-        copy_async<Row::CHUNK>(to, from, exists);
-        return;
-    }
-    for (int i = 0; i < Row::CHUNK / 2; i++) {
-        ((uint16_t *) to)[i] = exists ? ((const uint16_t *) from)[i] : 0;
-    }
-}
-
-// Fetches a warp's keys of a split: two groups, each half of the columns.
-template <typename M> __device__ __forceinline__ void fetch_keys(const Work<M> & work, int split, bool exists) {
-    using Row = typename M::KeyRow;
-    const Node & node = work.node;
-    const bool is_aligned = ((uintptr_t) node.k | node.k_row | node.k_head) % Row::CHUNK == 0;
+        const int64_t head = work.kv_head * node.gqa + (row - t * node.gqa);
+        const float * from =
+            (const float *) (node.q + head * node.q_head + t * node.q_row + work.job.lane_index * node.q_lane);
+        const bool is_live = t < work.job.lane.n_live;
+        half2 q[M::D / 64];
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int first = half == 0 ? 0 : Row::HALF_CHUNKS;
-        const int n = half == 0 ? Row::HALF_CHUNKS : Row::CHUNKS - Row::HALF_CHUNKS;
-        for (int i = work.lane; exists && i < M::WARP_POSITIONS * n; i += 32) {
-            const int row = work.warp * M::WARP_POSITIONS + i / n, offset = (first + i % n) * Row::CHUNK;
-            const auto source = work.source(node.k, node.k_row, node.k_head, split * M::SPLIT + row);
-            copy_chunk<Row>(work.memory.keys[row] + offset, source.row + offset, source.exists, is_aligned);
+        for (int i = 0; i < M::D / 64; i++) {
+            const int column = 64 * i + 2 * work.lane;
+            q[i] = is_live ? __floats2half2_rn(from[column], from[column + 1]) : __float2half2_rn(0.0f);
         }
-        copy_commit();
-    }
-}
-
-// Fetches the values of a split: a group for each stage. By all threads.
-template <typename M> __device__ __forceinline__ void fetch_values(const Work<M> & work, int split, bool exists) {
-    using Row = typename M::ValueRow;
-    const Node & node = work.node;
-    const bool is_aligned = ((uintptr_t) node.v | node.v_row | node.v_head) % Row::CHUNK == 0;
 #pragma unroll
-    for (int stage = 0; stage < M::STAGES; stage++) {
-        for (int i = threadIdx.x; exists && i < M::STAGE * Row::CHUNKS; i += M::THREADS) {
-            const int row = stage * M::STAGE + i / Row::CHUNKS, offset = i % Row::CHUNKS * Row::CHUNK;
-            const auto source = work.source(node.v, node.v_row, node.v_head, split * M::SPLIT + row);
-            copy_chunk<Row>(work.memory.values[row] + offset, source.row + offset, source.exists, is_aligned);
+        for (int i = 0; i < M::D / 64; i++) {
+            *(half2 *) (work.memory.q[tile_row] + 2 * k_of_column<M::K_TYPE>(64 * i + 2 * work.lane)) = q[i];
         }
-        copy_commit();
     }
 }
 
 // score[m][n] = q . k of the 16 rows m and the 8 positions n of this warp
 template <typename M>
 __device__ __forceinline__ void meet_keys(const Work<M> & work, float (&score)[M::TILES][M::KEY_TILES][4]) {
-    const auto half_of_columns = [&](int half) {
+    const char * rows = work.memory.keys[work.warp * M::WARP_POSITIONS];
+    const char * queries = work.memory.q[work.lane % 16] + work.lane / 16 * 16;
+#pragma unroll 1
+    for (int pair = 0; pair < M::D / 64; pair++) {
 #pragma unroll
-        for (int block = half * M::WARPS / 2; block < (half + 1) * M::WARPS / 2; block++) {
+        for (int block = 2 * pair; block < 2 * pair + 2; block++) {
             uint32_t keys[M::KEY_TILES][4];
 #pragma unroll
             for (int n = 0; n < M::KEY_TILES; n++) {
-                const int row = work.warp * M::WARP_POSITIONS + n * 8;
-                key_fragment<typename M::KeyRow>(keys[n], work.memory.keys[row], block, work.lane);
+                key_fragment<typename M::KeyRow>(keys[n], rows + n * 8 * M::KeyRow::PITCH, block, work.lane);
             }
 #pragma unroll
             for (int step = 0; step < 2; step++) {
 #pragma unroll
                 for (int m = 0; m < M::TILES; m++) {
                     uint32_t q[4];
-                    load_matrices(q, work.memory.q[m * 16 + work.lane % 16] + block * 64 + step * 32 +
-                                         work.lane / 16 * 16);
+                    load_matrices(q, queries + m * 16 * M::Q_PITCH + block * 64 + step * 32);
 #pragma unroll
                     for (int n = 0; n < M::KEY_TILES; n++) {
                         multiply(score[m][n], q, keys[n][2 * step], keys[n][2 * step + 1]);
@@ -197,26 +152,22 @@ __device__ __forceinline__ void meet_keys(const Work<M> & work, float (&score)[M
                 }
             }
         }
-    };
-    copy_wait<1 + M::STAGES>();
-    __syncwarp();
-    half_of_columns(0);
-    copy_wait<M::STAGES>();
-    __syncwarp();
-    half_of_columns(1);
+    }
 }
 
 // values[m] += weights * the values of a stage in this warp's 32 columns
 template <typename M>
 __device__ __forceinline__ void meet_values(const Work<M> & work, int stage, float (&values)[M::TILES][4][4]) {
+    const char * rows = work.memory.values[stage * M::STAGE];
+    const char * weights = work.memory.weights[work.lane % 16] + stage * M::STAGE * 2 + work.lane / 16 * 16;
 #pragma unroll
-    for (int first = stage * M::STAGE; first < (stage + 1) * M::STAGE; first += 16) {
+    for (int first = 0; first < M::STAGE; first += 16) {
         uint32_t v[4][2];
-        value_fragment<typename M::ValueRow>(v, work.memory.values[first], work.warp, work.lane);
+        value_fragment<typename M::ValueRow>(v, rows + first * M::ValueRow::PITCH, work.warp, work.lane);
 #pragma unroll
         for (int m = 0; m < M::TILES; m++) {
             uint32_t p[4];
-            load_matrices(p, work.memory.weights[m * 16 + work.lane % 16] + first * 2 + work.lane / 16 * 16);
+            load_matrices(p, weights + m * 16 * M::P_PITCH + first * 2);
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 multiply(values[m][j], p, v[j][0], v[j][1]);

@@ -9,10 +9,16 @@
 // ldmatrix reads four 8 x 8 matrices of f16, row r of matrix m from the address that lane 8 m + r gives; register m of
 // a thread is matrix m at row g, columns 2q, 2q + 1 (with trans: at rows 2q, 2q + 1, column g).
 
+//
+// A barrier in shared memory ends a phase when as many threads have arrived as it was made for. Who waits names the
+// parity of the phase: 0 for the first, 1 for the second, 0 again. Phase -1, of parity 1, is over from the start.
+
 #include <cstdint>
 
 namespace dflash {
 namespace attn {
+
+using Barrier = uint64_t;
 
 __device__ __forceinline__ uint32_t shared_address(const void * p) {
     return (uint32_t) __cvta_generic_to_shared(p);
@@ -31,13 +37,45 @@ template <int BYTES> __device__ __forceinline__ void copy_async(void * to, const
     }
 }
 
-__device__ __forceinline__ void copy_commit() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
+// All copies that this thread started have arrived.
+__device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-// All but the last PENDING committed groups of this thread have arrived.
-template <int PENDING> __device__ __forceinline__ void copy_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+__device__ __forceinline__ void make_barrier(Barrier & barrier, int n_threads) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(n_threads) : "memory");
+}
+
+__device__ __forceinline__ void arrive(Barrier & barrier) {
+    asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(shared_address(&barrier))
+                 : "memory");
+}
+
+// Arrives when all asynchronous copies that this thread started have.
+__device__ __forceinline__ void arrive_after_copies(Barrier & barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(&barrier)) : "memory");
+}
+
+__device__ __forceinline__ void wait(Barrier & barrier, uint32_t parity) {
+    uint32_t is_over;
+    do {
+#if __CUDA_ARCH__ >= 900 // may sleep meanwhile
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(is_over)
+                     : "r"(shared_address(&barrier)), "r"(parity)
+                     : "memory");
+#else
+        asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(is_over)
+                     : "r"(shared_address(&barrier)), "r"(parity)
+                     : "memory");
+#endif
+    } while (!is_over);
+}
+
+// Barrier 1 of the block, for the first N threads of it.
+template <int N> __device__ __forceinline__ void sync_first() {
+    asm volatile("bar.sync 1, %0;" ::"n"(N) : "memory");
 }
 
 __device__ __forceinline__ void load_matrices(uint32_t (&to)[4], const void * from) {

@@ -20,7 +20,6 @@ template <int D, ggml_type TYPE> struct PageRow {
     static constexpr int BYTES = IS_QUANTISED ? D / QK8_0 * (int) sizeof(block_q8_0) : 2 * D;
     static constexpr int CHUNK = BYTES % 16 == 0 ? 16 : 8; // what one copy moves
     static constexpr int CHUNKS = BYTES / CHUNK;
-    static constexpr int HALF_CHUNKS = (BYTES / 2 + CHUNK - 1) / CHUNK; // with all of the first half of the columns
     static constexpr int PITCH = IS_QUANTISED ? (BYTES + 15) / 16 * 16 : BYTES + 16; // so that banks differ
 
     static __device__ int shift(int block) { return IS_QUANTISED && block % 2 == 0 ? 2 : 0; }
@@ -49,12 +48,11 @@ __device__ __forceinline__ uint32_t scaled(half2 q, uint32_t scales) {
 
 // Word 1 + i of a block whose word 0 is given; see above.
 __device__ __forceinline__ uint32_t block_word(const uint32_t * block, uint32_t word_0, bool is_even, int i) {
-    const uint32_t word = block[1 + i];
-    return is_even && i == 7 ? __byte_perm(word, word_0, 0x7610) : word;
+    return __byte_perm(block[1 + i], word_0, is_even && i == 7 ? 0x7610 : 0x3210);
 }
 
 __device__ __forceinline__ const uint32_t * block_words(const char * row, int block) {
-    return (const uint32_t *) row + block * 17 / 2;
+    return (const uint32_t *) row + (uint32_t) block * 17 / 2;
 }
 
 // B of 8 positions and the 32 columns of a block: registers of the first 16, of the second. `rows`: the first position.
@@ -108,26 +106,32 @@ __device__ __forceinline__ void value_fragment(uint32_t (&to)[4][2], const char 
     }
 }
 
-// A value that is no finite f16 would reach rows that do not see it, as 0 * NaN: makes such values of a row zero. True
-// if there were any. Part i of 32 of a row.
-template <typename Row> __device__ __forceinline__ bool clear_row(char * row, int part) {
-    bool found = false;
-    uint16_t * halves = (uint16_t *) row;
-    if constexpr (Row::IS_QUANTISED) {
-        constexpr int WORDS = sizeof(block_q8_0) / 2;
-        if (part * WORDS < Row::BYTES / 2 && (halves[part * WORDS] & 0x7FFF) >= 0x6000) { // 512: times 127 overflows
-            halves[part * WORDS] = 0;
-            found = true;
-        }
-    } else {
-        for (int i = part; i < Row::BYTES / 2; i += 32) {
-            if ((halves[i] & 0x7C00) == 0x7C00) {
-                halves[i] = 0;
-                found = true;
+// A value that is no finite f16 would reach rows that do not see it, as 0 * NaN: makes such values of N rows zero and
+// marks their rows, bits from wrong[first / 32] on. Lane `lane` of a warp, all of which do this.
+template <typename Row, int N>
+__device__ __forceinline__ void clear_wrong(char (*rows)[Row::PITCH], int first, uint32_t * wrong, int lane) {
+    constexpr int PARTS = Row::IS_QUANTISED ? Row::BYTES / (int) sizeof(block_q8_0) : 32; // lanes of a row
+#pragma unroll 4
+    for (int i = first + lane / PARTS; i < first + N; i += 32 / PARTS) {
+        bool found = false;
+        if constexpr (Row::IS_QUANTISED) {
+            uint16_t & scale = ((uint16_t *) rows[i])[lane % PARTS * (sizeof(block_q8_0) / 2)];
+            found = (scale & 0x7FFF) >= 0x6000; // 512: times 127 overflows
+            scale = found ? 0 : scale;
+        } else {
+#pragma unroll
+            for (int j = 0; j < Row::BYTES / 128; j++) {
+                uint32_t & pair = ((uint32_t *) rows[i])[lane + 32 * j];
+                const uint32_t keep =
+                    ((pair & 0x7C00) == 0x7C00 ? 0 : 0xFFFF) | ((pair & 0x7C000000) == 0x7C000000 ? 0 : 0xFFFF0000);
+                found |= keep != 0xFFFFFFFF;
+                pair &= keep;
             }
         }
+        if (found) {
+            atomicOr(&wrong[i / 32], 1u << (i % 32));
+        }
     }
-    return found;
 }
 
 } // namespace attn

@@ -20,8 +20,12 @@ constexpr int MAX_JOBS = 128; // of one launch
 
 enum Level { SPLIT_LEVEL, GROUP_LEVEL, SUPER_LEVEL, N_LEVELS };
 
+// Every unit has a power of two of splits, and a split of positions, so that no kernel divides by them.
+__host__ __device__ constexpr int bits_of(int level) {
+    return level == SPLIT_LEVEL ? 0 : level == GROUP_LEVEL ? 2 : 5;
+}
 __host__ __device__ constexpr int splits_of(int level) {
-    return level == SPLIT_LEVEL ? 1 : level == GROUP_LEVEL ? 4 : 32;
+    return 1 << bits_of(level);
 }
 
 struct Node {
@@ -72,8 +76,8 @@ struct Lane {
 // How a launch is cut; the jobs first_job .. first_job + n_jobs - 1 of all.
 struct Cut {
     int tile_rows, n_tiles, first_job, n_jobs;
-    int split;    // positions
-    int capacity; // units that the scratch memory has room for; enough for all at the top level
+    int split_bits; // a split is 2^split_bits positions
+    int capacity;   // units that the scratch memory has room for; enough for all at the top level
 };
 
 struct Job {
@@ -102,8 +106,8 @@ struct Job {
         return t < lane.n_live ? lane.visible(node, t) : Range();
     }
 
-    __device__ int n_units(int unit) const { // of so many positions
-        return seen.end > seen.first ? (seen.end - 1) / unit - seen.first / unit + 1 : 0;
+    __device__ int n_units(int bits) const { // of 2^bits positions
+        return seen.end > seen.first ? ((seen.end - 1) >> bits) - (seen.first >> bits) + 1 : 0;
     }
 };
 
@@ -135,13 +139,13 @@ struct Plan {
             unit.job += unit.job + step < cut.n_jobs && start[level][unit.job + step] <= index ? step : 0;
         }
         const Job job(node, cut, unit.job);
-        const int splits = splits_of(level);
-        const int n = job.n_units(splits * cut.split);
+        const int bits = bits_of(level);
+        const int n = job.n_units(cut.split_bits + bits);
         const int local = index - start[level][unit.job];
-        const int number = job.seen.first / (splits * cut.split) + local % n;
         unit.kv_head = local / n;
-        unit.first_split = max(number * splits, job.seen.first / cut.split);
-        unit.end_split = min((number + 1) * splits, (job.seen.end - 1) / cut.split + 1);
+        const int number = (job.seen.first >> (cut.split_bits + bits)) + local - unit.kv_head * n;
+        unit.first_split = max(number << bits, job.seen.first >> cut.split_bits);
+        unit.end_split = min((number + 1) << bits, ((job.seen.end - 1) >> cut.split_bits) + 1);
         return unit;
     }
 };
@@ -171,7 +175,7 @@ __device__ __forceinline__ void make_plan(Plan & plan, const Node & node, const 
             const Job job(node, cut, exists ? index : 0);
 #pragma unroll
             for (int level = 0; level < N_LEVELS; level++) {
-                int sum = exists ? job.n_units(splits_of(level) * cut.split) * node.n_kv_heads : 0;
+                int sum = exists ? job.n_units(cut.split_bits + bits_of(level)) * node.n_kv_heads : 0;
                 for (int step = 1; step < 32; step *= 2) {
                     const int left = __shfl_up_sync(0xffffffff, sum, step, 32);
                     sum += threadIdx.x >= step ? left : 0;
