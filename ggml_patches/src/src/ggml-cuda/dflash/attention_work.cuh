@@ -178,7 +178,7 @@ __device__ __forceinline__ void make_plan(Plan & plan, const Node & node, const 
                 int sum = exists ? job.n_units(cut.split_bits + bits_of(level)) * node.n_kv_heads : 0;
                 for (int step = 1; step < 32; step *= 2) {
                     const int left = __shfl_up_sync(0xffffffff, sum, step, 32);
-                    sum += threadIdx.x >= step ? left : 0;
+                    sum += (int) threadIdx.x >= step ? left : 0;
                 }
                 if (exists) {
                     plan.start[level][index + 1] = n_units[level] + sum;
