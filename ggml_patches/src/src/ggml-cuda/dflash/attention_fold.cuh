@@ -8,11 +8,6 @@
 namespace dflash {
 namespace attn {
 
-// exp_same gives a number for NaN; a score that is none must stay visible
-__device__ __forceinline__ float exp_of(float x) {
-    return x != x ? x : exp_same(x);
-}
-
 // Of a row and some positions: the largest score, and the sum of exp(score - max).
 struct Sums {
     float max = -INFINITY, sum = 0.0f;
@@ -27,7 +22,7 @@ struct Factors {
 
 // Nothing, folded with anything, is that to the bit: keep meets zeros only and add is 1.
 __device__ __forceinline__ Factors fold(Sums & sums, const Sums & next) {
-    const float rise = next.max - sums.max, smaller = exp_of(-fabsf(rise));
+    const float rise = next.max - sums.max, smaller = exp_same(-fabsf(rise));
     const Factors factors = {rise > 0.0f ? smaller : 1.0f, rise > 0.0f ? 1.0f : smaller};
     sums.sum = factors.apply(sums.sum, next.sum);
     sums.max = fmaxf(sums.max, next.max);

@@ -118,12 +118,12 @@ template <typename G> __device__ __forceinline__ float weigh(Rows<G> & rows, int
         max = fmaxf(max, __shfl_xor_sync(0xffffffff, max, step, 32));
     }
     max = fmaxf(rows.sums[r].max, max);
-    const float weight = sees ? exp_of(score - max) : 0.0f;
+    const float weight = sees ? exp_same(score - max) : 0.0f;
     float sum = weight;
     for (int step = PAGE / 2; step > 0; step /= 2) {
         sum += __shfl_xor_sync(0xffffffff, sum, step, 32);
     }
-    const float keep = exp_of(rows.sums[r].max - max);
+    const float keep = exp_same(rows.sums[r].max - max);
     rows.sums[r].sum = fmaf(keep, rows.sums[r].sum, sum);
     rows.sums[r].max = max;
 #pragma unroll

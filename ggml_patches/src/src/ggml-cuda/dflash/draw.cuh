@@ -27,37 +27,51 @@ struct Sampling {
     }
 
     __device__ bool is_greedy() const { return !(temperature > 0.0f); }
-    __device__ bool has_top_k(int n) const { return top_k > 0 && top_k < n; }
+    __device__ bool has_top_k(int n) const { return (top_k > 0) & (top_k < n); }
     __device__ bool has_top_p() const { return top_p < 1.0; }
     __device__ bool has_min_p() const { return log_min_p > -INFINITY; }
 
-    // Whether a row of n logits has to be filtered before it is drawn from.
-    __device__ bool is_filtered(int n) const { return !is_greedy() && (has_top_k(n) || has_top_p() || has_min_p()); }
+    // Whether a row of n logits has to be filtered before it is drawn from. No && or ||, so that the column's words are
+    // read together.
+    __device__ bool is_filtered(int n) const {
+        return (temperature > 0.0f) & (has_top_k(n) | has_top_p() | has_min_p());
+    }
 };
 
 // logit / T + G(seed, position, id) of the tokens for one position.
 class Scores {
   public:
     __device__ Scores(const Sampling & sampling, int64_t position)
-        : key_(noise_key(sampling.seed, position)), temperature_(sampling.temperature),
-          inverse_(1.0f / sampling.temperature) {}
+        : key_(noise_key(sampling.seed, position)), temperature_(sampling.temperature) {
+        const bool is_usual = temperature_ >= 1e-30f && temperature_ <= 1e30f;
+        inverse_ = is_usual ? 1.0f / temperature_ : 0.0f;
+        most_noise_ = is_usual ? 110.2104f : INFINITY; // (127 + 32) ln 2
+    }
 
     __device__ float operator()(float logit, int id) const { return logit / temperature_ + gumbel(key_, id); }
 
-    // False only if the score is less than `bound` for certain; costs a fraction of the score. G is at most -log v,
-    // and n leading zeros in v's 32 bits mean v >= 2^-(n+1). The quotient is bounded by a product with room for the
-    // roundings of both; where that gives infinity or NaN the answer is true. A sum rounds monotonically, so bounds of
-    // its terms bound it.
-    __device__ bool may_reach(float logit, int id, float bound) const {
-        const uint32_t bits = (uint32_t) (mix(key_ + GOLDEN * (uint64_t) ((int64_t) id + 1)) >> 32);
-        const float most_noise = (float) (__clz((int) bits) + 1) * 0.6932f + 0.001f;
-        const float product = logit * inverse_;
-        return !(fmaf(fabsf(product), 0x1p-20f, product) + most_noise < bound);
+    // For at_most: key_from(first), id is the same as key_from(first + n), id - n.
+    __device__ uint64_t key_from(int first) const { return key_ + GOLDEN * (uint64_t) (int64_t) first; }
+
+    // What a score is at most, but for the roundings that may_reach allows for. Costs a fraction of the score: G is at
+    // most -log v, v at least bits / 2^32, and a float's own bits over 2^23 are its log2 + 127, or up to 0.09 less. The
+    // last step of mix is left out: it changes bits by 1, and only if they are 2^31 or more. +infinity or NaN where the
+    // temperature makes a bound hard to find; there NaN only for a logit of -infinity.
+    __device__ float at_most(float logit, uint64_t key, int id) const {
+        const uint32_t bits = (uint32_t) (nearly_mix(key + GOLDEN * (uint64_t) ((int64_t) id + 1)) >> 32);
+        const float log2 = (float) __float_as_int((float) bits); // times 2^23
+        return fmaf(log2, -0.6931472f / (1 << 23), fmaf(logit, inverse_, most_noise_));
+    }
+
+    // False only if a score that is at most `most` is less than `bound` for certain. A quotient that matters is at most
+    // 23 below the bound, or above it, so its roundings are small against the bound.
+    static __device__ bool may_reach(float most, float bound) {
+        return !(most < bound - (fabsf(bound) * 0x1p-19f + 0.001f));
     }
 
   private:
     uint64_t key_;
-    float temperature_, inverse_;
+    float temperature_, inverse_, most_noise_;
 };
 
 } // namespace dflash

@@ -6,7 +6,9 @@
 // one block, a barrier of the block tells; on Hopper and later the blocks of a head are a cluster, and its barrier
 // tells; elsewhere a second kernel writes them.
 
+#include "clusters.cuh"
 #include "gdn_columns.cuh"
+#include "gdn_prefetch.cuh"
 
 #include <cmath>
 
@@ -19,12 +21,6 @@ enum class GdnOp { VERIFY, ADVANCE, COMMIT };
 constexpr bool CLUSTERS = true; // as launch() finds for the same code
 #else
 constexpr bool CLUSTERS = false;
-#endif
-
-#if defined(GGML_USE_HIP)
-constexpr int MIN_BLOCKS = 1; // waves there, and registers are no limit
-#else
-constexpr int MIN_BLOCKS = 4; // 128 registers for a thread of the widest state
 #endif
 
 // This thread has read the old log; below: so have all threads of the head's blocks.
@@ -74,56 +70,77 @@ __device__ __forceinline__ void run_rows(const GdnNode & node, const GdnShared<S
     const int j = column + columns.own_column();
     float * out = node.out_row<S>(lane, first, head) + j;
     float * log = node.log_row<S>(slot, VERIFY ? first : 0, head) + 1 + S + j; // an advance does not write it
-    for (int t = 0; t < n; t++, out += node.n_heads * S, log += node.log_row_stride<S>()) {
-        const float2 o_delta = columns.run(shared, t, node.scale);
+    GdnScalars row = shared.row[0];
+    for (int t = 0; t < n; t++) {
+        const GdnScalars next = shared.row[t + 1]; // early: the decay fills the time in which a sum is under way
+        const float2 o_delta = columns.run(shared, t, row, node.scale);
         if (columns.writes_own()) {
             *out = o_delta.x;
             if constexpr (VERIFY) {
                 *log = o_delta.y;
             }
         }
+        row = next;
+        out += node.n_heads * S;
+        log += node.log_row_stride<S>();
     }
 }
 
 // grid: blocks of a head, heads, lanes
 template <int S, GdnOp OP>
-__global__ void __launch_bounds__(GdnTile<S>::THREADS, MIN_BLOCKS) gdn_kernel(const GdnNode node) {
+__global__ void __launch_bounds__(GdnTile<S>::THREADS, GdnTile<S>::MIN_BLOCKS) gdn_kernel(const GdnNode node) {
     using Tile = GdnTile<S>;
     constexpr bool VERIFY = OP == GdnOp::VERIFY, HAS_ROWS = OP != GdnOp::COMMIT;
     __shared__ GdnShared<S> shared;
+    const int lane = blockIdx.z, head = blockIdx.y, column = blockIdx.x * Tile::BLOCK_COLUMNS;
     ggml_cuda_pdl_lc();
+    if constexpr (HAS_ROWS && CLUSTERS) {
+        prefetch_early<S>(node, lane, head, column);
+    }
     ggml_cuda_pdl_sync();
 
-    const int lane = blockIdx.z, head = blockIdx.y, column = blockIdx.x * Tile::BLOCK_COLUMNS;
+    const int slot = owned_slot_of(node.slots, lane, node.n_slots);
     GdnRows<S> rows;
     if constexpr (VERIFY) {
         rows.fetch(node, lane, head, column, 0, min(node.n_out, Tile::ROWS)); // does not wait for the slot
     }
-    const GdnLane live(node, lane);
-    if constexpr (HAS_ROWS) {
-        clear_rows<S>(node, lane, head, column, live.slot < 0 ? 0 : live.n_rows);
+    if (slot < 0) {
+        if constexpr (HAS_ROWS) {
+            clear_rows<S>(node, lane, head, column, 0);
+        }
+        return;
     }
-    if (live.slot < 0 || (!VERIFY && live.n_replay == 0 && live.n_rows == 0)) {
+    float * state = node.columns_of<S>(slot, head, column);
+    GdnColumns<S> columns;
+    if constexpr (HAS_ROWS) {
+        columns.load(state, node.state_aligned); // does not wait for the counts
+    }
+    const GdnCounts live(node, lane, slot);
+    if constexpr (HAS_ROWS) {
+        clear_rows<S>(node, lane, head, column, live.ok ? live.n_rows : 0);
+    }
+    if (!live.ok || (!VERIFY && live.n_replay == 0 && live.n_rows == 0)) {
         return;
     }
     if constexpr (OP == GdnOp::ADVANCE) {
         rows.fetch(node, lane, head, column, 0, min(live.n_rows, Tile::ROWS));
     }
     GdnLogRows<S> log_rows;
-    log_rows.fetch(node, live.slot, head, column, 0, min(live.n_replay, Tile::ROWS));
-    if constexpr (HAS_ROWS) {
+    log_rows.fetch(node, slot, head, column, 0, min(live.n_replay, Tile::ROWS));
+    if constexpr (!HAS_ROWS) {
+        columns.load(state, node.state_aligned); // many slots have nothing to commit
+    } else {
         rows.put(shared);
     }
-    float * state = node.state + (((int64_t) live.slot * node.n_heads + head) * S + column) * S;
-    GdnColumns<S> columns;
-    columns.load(state, node.state_aligned); // last: by far the most, what was asked for before is needed first
-
     log_rows.put(shared);
     __syncthreads();
+    if constexpr (HAS_ROWS) {
+        columns.put_kq(shared); // while the state is on its way
+    }
     for (int first = 0; first < live.n_replay; first += Tile::ROWS) {
         if (first > 0) {
             __syncthreads();
-            log_rows.fetch(node, live.slot, head, column, first, min(live.n_replay - first, Tile::ROWS));
+            log_rows.fetch(node, slot, head, column, first, min(live.n_replay - first, Tile::ROWS));
             log_rows.put(shared);
             __syncthreads();
         }
@@ -136,11 +153,10 @@ __global__ void __launch_bounds__(GdnTile<S>::THREADS, MIN_BLOCKS) gdn_kernel(co
         columns.store(state, node.state_aligned);
     }
     if constexpr (HAS_ROWS) {
-        columns.put_kq(shared);
-        __syncthreads();
-        if constexpr (VERIFY) {
-            wait_for_head<Tile::BLOCKS>();
+        if (CLUSTERS && lane + node.lanes_ahead < (int) gridDim.z) {
+            prefetch_state<S>(node, lane + node.lanes_ahead, head, column); // of a block that is not resident yet
         }
+        __syncthreads();
         for (int first = 0; first < live.n_rows; first += Tile::ROWS) {
             const int n = min(live.n_rows - first, Tile::ROWS);
             if (first > 0) {
@@ -151,10 +167,13 @@ __global__ void __launch_bounds__(GdnTile<S>::THREADS, MIN_BLOCKS) gdn_kernel(co
                 columns.put_kq(shared);
                 __syncthreads();
             }
+            run_rows<S, VERIFY>(node, shared, columns, lane, slot, head, column, first, n);
             if constexpr (VERIFY && (Tile::BLOCKS == 1 || CLUSTERS)) {
-                log_keys<S>(node, shared, live.slot, head, first, n);
+                if (first == 0) {
+                    wait_for_head<Tile::BLOCKS>(); // here the others have long arrived
+                }
+                log_keys<S>(node, shared, slot, head, first, n);
             }
-            run_rows<S, VERIFY>(node, shared, columns, lane, live.slot, head, column, first, n);
         }
         if constexpr (OP == GdnOp::ADVANCE) {
             columns.store(state, node.state_aligned);
@@ -167,44 +186,22 @@ template <int S> __global__ void __launch_bounds__(S) log_keys_kernel(const GdnN
     ggml_cuda_pdl_lc();
     ggml_cuda_pdl_sync();
     const int t = blockIdx.x, head = blockIdx.y, lane = blockIdx.z;
-    const GdnLane live(node, lane);
-    if (live.slot < 0) {
+    const int slot = owned_slot_of(node.slots, lane, node.n_slots);
+    if (slot < 0 || !GdnCounts(node, lane, slot).ok) {
         return;
     }
-    float * row = node.log_row<S>(live.slot, t, head);
+    float * row = node.log_row<S>(slot, t, head);
     row[1 + threadIdx.x] = ((const float *) node.k.row(head % node.n_key_heads, t, lane))[threadIdx.x];
     if (threadIdx.x == 0) {
         row[0] = exp_same(*(const float *) node.g.row(head, t, lane));
     }
 }
 
-#if defined(GGML_CUDA_USE_PDL)
-// Whether the device code has CLUSTERS.
-bool has_clusters(const void * kernel) {
-    return ggml_cuda_kernel_can_use_pdl(kernel);
-}
-
-template <typename Kernel>
-void launch_clusters(Kernel kernel, const ggml_cuda_kernel_launch_params & params, const GdnNode & node) {
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = params.block_nums.x;
-    attributes[1].val.clusterDim.y = 1;
-    attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = params.block_nums;
-    config.blockDim = params.block_dims;
-    config.stream = params.stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, node));
-}
-#endif
-
-template <int S, GdnOp OP> void launch(const GdnNode & node, int n_lanes, cudaStream_t stream) {
+template <int S, GdnOp OP> void launch(GdnNode & node, int n_lanes, cudaStream_t stream) {
     using Tile = GdnTile<S>;
+    const int resident = ggml_cuda_info().devices[ggml_cuda_get_device()].nsm * Tile::MIN_BLOCKS;
+    const int blocks = Tile::BLOCKS * node.n_heads; // of a lane
+    node.lanes_ahead = (resident + blocks - 1) / blocks;
     const auto kernel = gdn_kernel<S, OP>;
     const ggml_cuda_kernel_launch_params params(dim3(Tile::BLOCKS, node.n_heads, n_lanes), dim3(Tile::THREADS),
                                                 (size_t) 0, stream);

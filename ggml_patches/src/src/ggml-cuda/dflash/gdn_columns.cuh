@@ -7,6 +7,10 @@
 // o is taken from the state before the row, so that both dots are one pass and one reduction. A sum over keys has one
 // order for a width S: a thread's keys from low to high, then the threads as a tree. Replay runs the last line with
 // the very numbers that the row had.
+//
+// Columns are dealt so that sums need no selection. Place m of a thread is column m ^ own of its group, own being the
+// column whose sum it is to have: what it passes on in a step of the tree is always its upper places, and a delta comes
+// back from the thread whose own column differs by m.
 
 #include "gdn_tile.cuh"
 
@@ -15,18 +19,23 @@ namespace dflash {
 template <int S> class GdnColumns {
     using Tile = GdnTile<S>;
     static constexpr int KEY_THREADS = Tile::KEY_THREADS, VECS = Tile::VECS, COLUMNS = Tile::COLUMNS;
-    static constexpr int OWNERS = KEY_THREADS / COLUMNS; // threads that end up with the same sum
+    static constexpr int OWNERS = Tile::OWNERS;
+    static_assert(OWNERS * COLUMNS == KEY_THREADS && (COLUMNS & (COLUMNS - 1)) == 0);
 
     float4 s[COLUMNS][VECS];
     const int key_thread = threadIdx.x % KEY_THREADS;
-    const int first = threadIdx.x / KEY_THREADS * COLUMNS; // column within the block
+    const int own = threadIdx.x / KEY_THREADS * COLUMNS + key_thread / OWNERS; // column within the block
+
+    __device__ __forceinline__ int offset(int m, int c) const { // of keys c of place m
+        return (own ^ m) * S + 4 * (key_thread + KEY_THREADS * c);
+    }
 
     template <bool ALIGNED> __device__ __forceinline__ void load_all(const float * block) {
 #pragma unroll
         for (int m = 0; m < COLUMNS; m++) {
 #pragma unroll
             for (int c = 0; c < VECS; c++) {
-                s[m][c] = load4<ALIGNED>(block + (first + m) * S + 4 * (key_thread + KEY_THREADS * c));
+                s[m][c] = load4<ALIGNED>(block + offset(m, c));
             }
         }
     }
@@ -36,7 +45,7 @@ template <int S> class GdnColumns {
         for (int m = 0; m < COLUMNS; m++) {
 #pragma unroll
             for (int c = 0; c < VECS; c++) {
-                store4<ALIGNED>(block + (first + m) * S + 4 * (key_thread + KEY_THREADS * c), s[m][c]);
+                store4<ALIGNED>(block + offset(m, c), s[m][c]);
             }
         }
     }
@@ -71,6 +80,33 @@ template <int S> class GdnColumns {
         }
     }
 
+    // Dots of all places with a key or query; their chains run side by side.
+    __device__ __forceinline__ void dots(float * to, const float4 * x) const {
+#pragma unroll
+        for (int m = 0; m < COLUMNS; m++) {
+            to[m] = 0.0f;
+        }
+#pragma unroll
+        for (int c = 0; c < VECS; c++) {
+#pragma unroll
+            for (int m = 0; m < COLUMNS; m++) {
+                to[m] = fmaf(s[m][c].x, x[c].x, to[m]);
+            }
+#pragma unroll
+            for (int m = 0; m < COLUMNS; m++) {
+                to[m] = fmaf(s[m][c].y, x[c].y, to[m]);
+            }
+#pragma unroll
+            for (int m = 0; m < COLUMNS; m++) {
+                to[m] = fmaf(s[m][c].z, x[c].z, to[m]);
+            }
+#pragma unroll
+            for (int m = 0; m < COLUMNS; m++) {
+                to[m] = fmaf(s[m][c].w, x[c].w, to[m]);
+            }
+        }
+    }
+
     static __device__ __forceinline__ float dot4(float4 a, float4 b, float sum) {
         sum = fmaf(a.x, b.x, sum);
         sum = fmaf(a.y, b.y, sum);
@@ -82,23 +118,27 @@ template <int S> class GdnColumns {
         return __shfl_xor_sync(Tile::WARP_MASK, x, mask, KEY_THREADS);
     }
 
-    // Sums over the key threads of one value per column; a thread gets that of its own_column. Halving the columns with
-    // the threads needs 4 shuffles where summing each column would need 12.
-    __device__ __forceinline__ float sum(const float * x) const {
-        const bool high = key_thread & KEY_THREADS / 2;
-        const float a = (high ? x[2] : x[0]) + shuffle_xor(high ? x[0] : x[2], KEY_THREADS / 2);
-        const float b = (high ? x[3] : x[1]) + shuffle_xor(high ? x[1] : x[3], KEY_THREADS / 2);
-        const bool odd = key_thread & KEY_THREADS / 4;
-        float own = (odd ? b : a) + shuffle_xor(odd ? a : b, KEY_THREADS / 4);
+    // Sums over the key threads of two values per place; a thread gets those of its own column. Halving the columns
+    // with the threads needs few shuffles, and the two sums wait for theirs together.
+    static __device__ __forceinline__ float2 sums(float * x, float * y) {
+#pragma unroll
+        for (int n = COLUMNS / 2; n > 0; n /= 2) {
+#pragma unroll
+            for (int m = 0; m < n; m++) {
+                x[m] += shuffle_xor(x[m + n], n * OWNERS);
+                y[m] += shuffle_xor(y[m + n], n * OWNERS);
+            }
+        }
 #pragma unroll
         for (int mask = OWNERS / 2; mask > 0; mask /= 2) {
-            own += shuffle_xor(own, mask);
+            x[0] += shuffle_xor(x[0], mask);
+            y[0] += shuffle_xor(y[0], mask);
         }
-        return own;
+        return make_float2(x[0], y[0]);
     }
 
   public:
-    __device__ __forceinline__ int own_column() const { return first + key_thread / OWNERS; }
+    __device__ __forceinline__ int own_column() const { return own; }
     __device__ __forceinline__ bool writes_own() const { return key_thread % OWNERS == 0; }
 
     // block: the state of the block's first column
@@ -124,40 +164,31 @@ template <int S> class GdnColumns {
         for (int t = 0; t < n; t++) {
             float4 k[VECS];
             read_keys(k, shared.log_k[t]);
-            const float4 delta = *(const float4 *) &shared.log_delta[t][first];
             decay(shared.log_gate[t]);
-            add(0, k, delta.x);
-            add(1, k, delta.y);
-            add(2, k, delta.z);
-            add(3, k, delta.w);
+#pragma unroll
+            for (int m = 0; m < COLUMNS; m++) {
+                add(m, k, shared.log_delta[t][own ^ m]);
+            }
         }
     }
 
-    // Staged row t. -> o and delta of own_column
-    __device__ __forceinline__ float2 run(const GdnShared<S> & shared, int t, float scale) {
-        const float gate = shared.row[t].gate, beta = shared.row[t].beta, kq = shared.row[t].kq;
+    // Staged row t, row being its scalars. -> o and delta of own_column
+    __device__ __forceinline__ float2 run(const GdnShared<S> & shared, int t, const GdnScalars & row, float scale) {
         float4 k[VECS], q[VECS];
         read_keys(k, shared.k[t]);
         read_keys(q, shared.q[t]);
         float dot_k[COLUMNS], dot_q[COLUMNS];
+        dots(dot_k, k);
+        dots(dot_q, q);
+        const float2 sk_sq = sums(dot_k, dot_q);
+        decay(row.gate); // does not wait for the sums
+        const float delta = row.beta * fmaf(-row.gate, sk_sq.x, shared.v[t][own]);
+        add(0, k, delta);
 #pragma unroll
-        for (int m = 0; m < COLUMNS; m++) {
-            dot_k[m] = dot_q[m] = 0.0f;
-#pragma unroll
-            for (int c = 0; c < VECS; c++) {
-                dot_k[m] = dot4(s[m][c], k[c], dot_k[m]);
-                dot_q[m] = dot4(s[m][c], q[c], dot_q[m]);
-            }
+        for (int m = 1; m < COLUMNS; m++) {
+            add(m, k, shuffle_xor(delta, m * OWNERS));
         }
-        const float sk = sum(dot_k);
-        decay(gate); // does not wait for the sum
-        const float delta = beta * fmaf(-gate, sk, shared.v[t][own_column()]);
-#pragma unroll
-        for (int m = 0; m < COLUMNS; m++) {
-            add(m, k, __shfl_sync(Tile::WARP_MASK, delta, m * OWNERS, KEY_THREADS));
-        }
-        const float sq = sum(dot_q);
-        return make_float2(fmaf(gate, sq, delta * kq) * scale, delta);
+        return make_float2(fmaf(row.gate, sk_sq.y, delta * row.kq) * scale, delta);
     }
 
     // k . q of the staged rows, a row per group of key threads

@@ -2,10 +2,14 @@
 
 // Gated delta rule: how a head is cut, and what a block stages in shared memory.
 //
-// A block has up to 64 value columns of one head of one lane, a thread 4 columns by S / KEY_THREADS keys, in registers
-// from the first pending row to the last new one. k, q, v and log rows are the same for many threads: they go through
-// shared memory, ROWS at a time. A fetch (into registers) and its put (into shared memory) are two calls, so that
-// everything a block reads can be under way before anything of it is waited for.
+// A block has up to 64 value columns of one head of one lane, a thread COLUMNS columns by S / KEY_THREADS keys, in
+// registers from the first pending row to the last new one. k, q, v and log rows are the same for many threads: they go
+// through shared memory, ROWS at a time. A fetch (into registers) and its put (into shared memory) are two calls, so
+// that everything a block reads can be under way before anything of it is waited for.
+//
+// KEY_THREADS is part of the numbers: it says in which order a sum over keys is taken. COLUMNS and BLOCK_COLUMNS only
+// say who computes what. Few columns a thread mean more warps, which hide the chain of a row (dots, sum, delta,
+// update); many mean fewer reads of k and q from shared memory.
 
 #include "kernels.cuh"
 #include "numbers.cuh"
@@ -13,14 +17,20 @@
 namespace dflash {
 
 template <int S> struct GdnTile {
-    static constexpr int KEY_THREADS = S < 32 ? 4 : 8; // neighbours that share their columns
-    static constexpr int VECS = S / KEY_THREADS / 4;   // of a thread: keys 4 * (key_thread + KEY_THREADS * c) + 0..3
-    static constexpr int COLUMNS = 4;                  // of a thread
+    static constexpr int KEY_THREADS = S < 32 ? 4 : S < 128 ? 8 : 16; // neighbours that share their columns
+    static constexpr int VECS = S / KEY_THREADS / 4;     // of a thread: keys 4 * (key_thread + KEY_THREADS * c) + 0..3
+    static constexpr int COLUMNS = 4;                    // of a thread
+    static constexpr int OWNERS = KEY_THREADS / COLUMNS; // threads that end up with the same sum
     static constexpr int BLOCK_COLUMNS = S < 64 ? S : 64;
     static constexpr int BLOCKS = S / BLOCK_COLUMNS; // of a head
     static constexpr int GROUPS = BLOCK_COLUMNS / COLUMNS;
     static constexpr int THREADS = GROUPS * KEY_THREADS;
     static constexpr int ROWS = 8; // staged at a time
+#if defined(GGML_USE_HIP)
+    static constexpr int MIN_BLOCKS = 1; // waves there, and registers are no limit
+#else
+    static constexpr int MIN_BLOCKS = S < 128 ? 4 : 768 / THREADS; // of a multiprocessor: 80 registers a thread
+#endif
     static constexpr unsigned WARP_MASK = THREADS < 32 ? (1u << THREADS) - 1 : 0xFFFFFFFFu;
 };
 
@@ -44,9 +54,13 @@ struct GdnNode {
     const int32_t * n_rows; // NULL: all rows are live
     float * out;
     int n_heads, n_key_heads, n_block, n_slots, n_out; // n_out: rows T of the result
+    int lanes_ahead; // as many lanes further on, blocks do not run yet when those of a lane do
     float scale;
     bool qk_aligned, state_aligned; // to 16 bytes
 
+    template <int S> __device__ __forceinline__ float * columns_of(int slot, int head, int column) const {
+        return state + (((int64_t) slot * n_heads + head) * S + column) * S;
+    }
     template <int S> __device__ __forceinline__ int log_row_stride() const { return n_heads * (2 * S + 1); }
     template <int S> __device__ __forceinline__ float * log_row(int slot, int row, int head) const {
         return log + (((int64_t) slot * n_block + row) * n_heads + head) * (2 * S + 1);
@@ -56,34 +70,28 @@ struct GdnNode {
     }
 };
 
-// Counts of a lane, checked; slot is -1 if the lane is padded.
-struct GdnLane {
-    int slot, n_replay, n_rows;
+// Counts of a lane that has a slot, checked.
+struct GdnCounts {
+    int n_replay, n_rows;
+    bool ok;
 
-    __device__ GdnLane(const GdnNode & node, int lane)
-        : slot(owned_slot_of(node.slots, lane, node.n_slots)), n_replay(0), n_rows(0) {
-        if (slot < 0) {
-            return;
-        }
-        n_replay = node.n_pending[slot];
-        n_rows = node.n_rows ? node.n_rows[lane] : node.n_out;
-        if (n_replay < 0 || n_replay > node.n_block || n_rows < 0 || n_rows > node.n_out) {
-            slot = -1;
-        }
-    }
+    __device__ __forceinline__ GdnCounts(const GdnNode & node, int lane, int slot)
+        : n_replay(node.n_pending[slot]), n_rows(node.n_rows ? node.n_rows[lane] : node.n_out),
+          ok(n_replay >= 0 && n_replay <= node.n_block && n_rows >= 0 && n_rows <= node.n_out) {}
+};
+
+struct alignas(16) GdnScalars { // of a row
+    float gate, beta, kq;
 };
 
 template <int S> struct GdnShared {
     using Tile = GdnTile<S>;
-    struct alignas(16) Scalars {
-        float gate, beta, kq;
-    };
     alignas(16) float q[Tile::ROWS][S];
     alignas(16) float k[Tile::ROWS][S];
     alignas(16) float log_k[Tile::ROWS][S];
     alignas(16) float log_delta[Tile::ROWS][Tile::BLOCK_COLUMNS];
     float v[Tile::ROWS][Tile::BLOCK_COLUMNS];
-    Scalars row[Tile::ROWS];
+    GdnScalars row[Tile::ROWS + 1]; // the last is read ahead and not used
     float log_gate[Tile::ROWS];
 };
 

@@ -39,12 +39,13 @@ __device__ __forceinline__ int slot_of(const int32_t * slots, int lane, int n_sl
 
 // The same for ops that write the slot: a slot belongs to the first lane that names it.
 __device__ __forceinline__ int owned_slot_of(const int32_t * slots, int lane, int n_slots) {
-    for (int earlier = 0; earlier < lane; earlier++) {
-        if (slots[earlier] == slots[lane]) {
-            return -1;
-        }
+    const int slot = slot_of(slots, lane, n_slots);
+    bool taken = false;
+#pragma unroll 8
+    for (int earlier = 0; earlier < lane; earlier++) { // no early exit: the loads do not wait for each other
+        taken |= slots[earlier] == slot;
     }
-    return slot_of(slots, lane, n_slots);
+    return taken ? -1 : slot;
 }
 
 } // namespace dflash

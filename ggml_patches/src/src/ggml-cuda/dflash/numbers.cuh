@@ -9,9 +9,9 @@
 
 namespace dflash {
 
-// exp as the CPU kernels compute it (vec8.h): x limited to -87..88
+// exp as the CPU kernels compute it (vec8.h): x limited to -87..88; of NaN it is NaN
 __device__ __forceinline__ float exp_same(float x) {
-    x = fminf(fmaxf(x, -87.0f), 88.0f);
+    x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
     const float shift = 12582912.0f; // 1.5 * 2^23: adding it rounds to the nearest integer
     const float shifted = fmaf(x, 1.44269504f, shift);
     const float n = shifted - shift;
@@ -25,14 +25,19 @@ __device__ __forceinline__ float exp_same(float x) {
     p = fmaf(p, r, 0.5f);
     p = fmaf(p, r, 1.0f);
     p = fmaf(p, r, 1.0f);
-    return p * __int_as_float((__float_as_int(shifted) << 23) + 0x3F800000);
+    return p * __int_as_float((int) (((uint32_t) __float_as_int(shifted) << 23) + 0x3F800000u));
 }
 
 // The noise of a draw: Gumbel, keyed by (seed, position, token); the recipe is in ggml_patches/README.md.
 
-__host__ __device__ __forceinline__ uint64_t mix(uint64_t z) {
+// mix without its last step
+__host__ __device__ __forceinline__ uint64_t nearly_mix(uint64_t z) {
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+}
+
+__host__ __device__ __forceinline__ uint64_t mix(uint64_t z) {
+    z = nearly_mix(z);
     return z ^ (z >> 31);
 }
 
@@ -56,11 +61,18 @@ __device__ __forceinline__ float log_parts(float y, bool exact, float given) {
     return (float) k * 0.6931471805599453f + (t + t * (z * p));
 }
 
-__device__ __forceinline__ float gumbel(uint64_t key, int64_t token) {
-    const uint32_t x = (uint32_t) (mix(key + GOLDEN * (uint64_t) (token + 1)) >> 32);
-    const float v = fminf((float) (2ull * x + 1) * 0x1p-33f, 1.0f - 0x1p-24f);
+__host__ __device__ __forceinline__ uint32_t noise_bits(uint64_t key, int64_t token) {
+    return (uint32_t) (mix(key + GOLDEN * (uint64_t) (token + 1)) >> 32);
+}
+
+__device__ __forceinline__ float gumbel_of(uint32_t bits) {
+    const float v = fminf((float) (2ull * bits + 1) * 0x1p-33f, 1.0f - 0x1p-24f);
     const float e = -log_parts(1.0f - v, true, -v);
     return -log_parts(e, false, 0.0f);
+}
+
+__device__ __forceinline__ float gumbel(uint64_t key, int64_t token) {
+    return gumbel_of(noise_bits(key, token));
 }
 
 } // namespace dflash

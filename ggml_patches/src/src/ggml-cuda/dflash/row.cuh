@@ -134,16 +134,18 @@ __device__ __forceinline__ void visit_few(const Row & row, Wanted wanted, Visit 
     }
 }
 
-// The least of a block's numbers, in every thread.
+// The least of the numbers of 32 threads.
+__device__ __forceinline__ uint64_t warp_min(unsigned long long least) {
+    for (int step = 16; step > 0; step /= 2) {
+        const unsigned long long other = __shfl_xor_sync(0xffffffff, least, step, 32);
+        least = other < least ? other : least;
+    }
+    return least;
+}
+
+// The least of the numbers of a block of ROW_THREADS, in every thread.
 __device__ __forceinline__ uint64_t block_min(uint64_t x) {
-    __shared__ unsigned long long of_warps[ROW_THREADS / 32];
-    const auto warp_min = [](unsigned long long least) {
-        for (int step = 16; step > 0; step /= 2) {
-            const unsigned long long other = __shfl_xor_sync(0xffffffff, least, step, 32);
-            least = other < least ? other : least;
-        }
-        return least;
-    };
+    __shared__ uint64_t of_warps[ROW_THREADS / 32];
     x = warp_min(x);
     __syncthreads(); // of_warps may still be read
     if (threadIdx.x % 32 == 0) {
