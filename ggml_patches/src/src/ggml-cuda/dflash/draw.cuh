@@ -32,9 +32,9 @@ struct Sampling {
     __device__ bool has_min_p() const { return log_min_p > -INFINITY; }
 
     // Whether a row of n logits has to be filtered before it is drawn from. No && or ||, so that the column's words are
-    // read together.
+    // read together (an int says that it is meant).
     __device__ bool is_filtered(int n) const {
-        return (temperature > 0.0f) & (has_top_k(n) | has_top_p() | has_min_p());
+        return (temperature > 0.0f) & ((int) has_top_k(n) | has_top_p() | has_min_p());
     }
 };
 

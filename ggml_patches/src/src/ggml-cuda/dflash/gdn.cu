@@ -153,9 +153,6 @@ __global__ void __launch_bounds__(GdnTile<S>::THREADS, GdnTile<S>::MIN_BLOCKS) g
         columns.store(state, node.state_aligned);
     }
     if constexpr (HAS_ROWS) {
-        if (CLUSTERS && lane + node.lanes_ahead < (int) gridDim.z) {
-            prefetch_state<S>(node, lane + node.lanes_ahead, head, column); // of a block that is not resident yet
-        }
         __syncthreads();
         for (int first = 0; first < live.n_rows; first += Tile::ROWS) {
             const int n = min(live.n_rows - first, Tile::ROWS);
@@ -197,11 +194,8 @@ template <int S> __global__ void __launch_bounds__(S) log_keys_kernel(const GdnN
     }
 }
 
-template <int S, GdnOp OP> void launch(GdnNode & node, int n_lanes, cudaStream_t stream) {
+template <int S, GdnOp OP> void launch(const GdnNode & node, int n_lanes, cudaStream_t stream) {
     using Tile = GdnTile<S>;
-    const int resident = ggml_cuda_info().devices[ggml_cuda_get_device()].nsm * Tile::MIN_BLOCKS;
-    const int blocks = Tile::BLOCKS * node.n_heads; // of a lane
-    node.lanes_ahead = (resident + blocks - 1) / blocks;
     const auto kernel = gdn_kernel<S, OP>;
     const ggml_cuda_kernel_launch_params params(dim3(Tile::BLOCKS, node.n_heads, n_lanes), dim3(Tile::THREADS),
                                                 (size_t) 0, stream);

@@ -1,7 +1,7 @@
 #pragma once
 
 // Gated delta rule: what is asked of L2 ahead of time. By far the most that a block reads is its state, and that stands
-// in the way of nothing: it can come while the kernel before still runs, or a block before on the same multiprocessor.
+// in the way of nothing: it can come while the kernel before still runs.
 
 #include "gdn_tile.cuh"
 

@@ -54,7 +54,6 @@ struct GdnNode {
     const int32_t * n_rows; // NULL: all rows are live
     float * out;
     int n_heads, n_key_heads, n_block, n_slots, n_out; // n_out: rows T of the result
-    int lanes_ahead; // as many lanes further on, blocks do not run yet when those of a lane do
     float scale;
     bool qk_aligned, state_aligned; // to 16 bytes
 

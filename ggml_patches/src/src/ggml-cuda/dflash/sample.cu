@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(SCAN_THREADS, 4) scan(const Node node) {
     read_group(row, group, 0, x); // on its way before it is known whether the row is live: the check takes as long
     const Sampling sampling = node.sampling_of(at);
     const bool is_filtered = sampling.is_filtered(node.V);
-    const bool is_drawn = node.is_live(at) & !sampling.is_greedy() & !is_filtered;
+    const bool is_drawn = (int) node.is_live(at) & !sampling.is_greedy() & !is_filtered;
     if (threadIdx.x == 0) {
         best = NOWHERE;
     }
