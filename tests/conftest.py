@@ -1,4 +1,4 @@
-"""Fixtures every test file may use: tiny synthetic pairs, made in seconds."""
+"""Fixtures every test file may use: tiny synthetic pairs, made in seconds, and the CPU with and without our kernels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from refusing import Refusing
 from tiny_pair import TinyPair
+
+from pyllama_dflash.ggml import Backend, choose_device
 
 
 @dataclass(frozen=True)
@@ -27,3 +30,19 @@ def tiny_pair(tmp_path_factory) -> Pair:
 def random_pair(tmp_path_factory) -> Pair:
     """Random weights: hardly a proposal is accepted, and text depends on the whole context."""
     return Pair(*TinyPair(seed=2, matrices="IQ4_XS", head="Q6_K").write(tmp_path_factory.mktemp("random")))
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    """The CPU backend."""
+    opened = Backend(choose_device("cpu")[0], threads=1)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def composed():
+    """The CPU backend, as if it had no kernel of ours."""
+    opened = Refusing(choose_device("cpu")[0])
+    yield opened
+    opened.close()

@@ -15,29 +15,14 @@ from reference import attention as attention_reference
 from reference import conv as conv_reference
 from reference import gdn as gdn_reference
 from reference.dynamic_conv import dynamic_conv as dynamic_conv_reference
-from refusing import Refusing
 
 from pyllama_dflash import family
 from pyllama_dflash._native import ffi, lib
-from pyllama_dflash.ggml import Backend, Type, choose_device
+from pyllama_dflash.ggml import Backend, Type
 from pyllama_dflash.ggml.composed.gdn import Rows
 
 # Sums of up to 128 F32 products of size 1, in another order and without fma: a few 1e-6 a row.
 TOLERANCE = {"rtol": 0, "atol": 3e-5}
-
-
-@pytest.fixture(scope="module")
-def kernels():
-    opened = Backend(choose_device("cpu")[0], threads=1)
-    yield opened
-    opened.close()
-
-
-@pytest.fixture(scope="module")
-def composed():
-    opened = Refusing(choose_device("cpu")[0])
-    yield opened
-    opened.close()
 
 
 # -- gated delta net ---------------------------------------------------------------------------------------------------

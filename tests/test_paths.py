@@ -37,20 +37,6 @@ SAMPLERS = [
 OF_A_ROUND = [op for op in FAMILY if not op.endswith("commit")]
 
 
-@pytest.fixture(scope="module")
-def kernels():
-    opened = Backend(choose_device("cpu")[0], threads=1)
-    yield opened
-    opened.close()
-
-
-@pytest.fixture(scope="module")
-def composed():
-    opened = Refusing(choose_device("cpu")[0])
-    yield opened
-    opened.close()
-
-
 # -- select ------------------------------------------------------------------------------------------------------------
 
 
