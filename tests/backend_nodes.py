@@ -51,6 +51,12 @@ class Sizes:
     R: int = 256
     predecessor_type: int = lib.GGML_TYPE_F16
     successor_type: int = lib.GGML_TYPE_F16
+    positions: int = 70
+    biases: int = 5
+    rows: int = 3
+    ring_pages: int = 6
+    fill: int = -1
+    spare: int = 160
 
 
 @contextmanager
@@ -128,9 +134,22 @@ def _sample(ctx: Any, z: Sizes) -> Any:
 
 
 def _accept(ctx: Any, z: Sizes) -> Any:
+    blocks = [tensor(ctx, I32, z.T, z.L) for _ in range(2)]
     lists = [tensor(ctx, I32, n) for n in (z.L, z.L, z.N, z.N)]
-    proposals = tensor(ctx, I32, z.T - 1, z.L) if z.T > 1 else ffi.NULL
-    return _call(ctx, "accept", tensor(ctx, I32, z.T, z.L), *lists, proposals)
+    return _call(ctx, "accept", *blocks, *lists, tensor(ctx, I32, z.positions, z.N))
+
+
+def _place(ctx: Any, z: Sizes) -> Any:
+    lists = [tensor(ctx, I32, n) for n in (z.L, z.L, z.N)]
+    history, table = tensor(ctx, I32, z.positions, z.N), tensor(ctx, I32, z.max_pages, z.N)
+    ring = tensor(ctx, I32, z.ring_pages, z.N) if z.ring_pages else ffi.NULL
+    return _call(ctx, "place", *lists, history, table, ring, z.rows, z.fill, z.spare, 0)
+
+
+def _penalise(ctx: Any, z: Sizes) -> Any:
+    rows = [tensor(ctx, F32, z.V, z.T, z.L), tensor(ctx, I32, z.T, z.L), *(tensor(ctx, I32, z.L) for _ in range(3))]
+    memory = [tensor(ctx, I32, z.positions, z.N), tensor(ctx, F32, 2, z.N), tensor(ctx, I32, 2, z.biases, z.N)]
+    return _call(ctx, "penalise", *rows, *memory)
 
 
 def _call(ctx: Any, name: str, *arguments: Any) -> Any:
@@ -141,7 +160,7 @@ MAKE: dict[str, Make] = {
     "gdn_verify": _gdn("gdn_verify"), "gdn_advance": _gdn("gdn_advance"), "gdn_commit": _gdn("gdn_commit"),
     "conv_verify": _conv("conv_verify"), "conv_advance": _conv("conv_advance"), "conv_commit": _conv("conv_commit"),
     "attention": _attention, "mul_mat": _mul_mat, "dynamic_conv": _dynamic_conv, "select": _select,
-    "sample": _sample, "accept": _accept,
+    "sample": _sample, "accept": _accept, "place": _place, "penalise": _penalise,
 }  # fmt: skip
 
 

@@ -22,13 +22,14 @@ SHOWN = {
 
 # What the engine does where a kernel is refused.
 INSTEAD = {"mul_mat": "ggml's own product", "select": "composed scores, walk on the host", "sample": "host",
-           "accept": "host"}  # fmt: skip
+           "accept": "host", "place": "host", "penalise": "host"}  # fmt: skip
 COMPOSED = "composed of ggml's ops"
 
 # Per sub-op: what it is called in ggml_patches/README.md, and the sizes that have to hold beside it.
 Parameter = tuple[str, str, dict[str, int]]
 LANES: Parameter = ("lanes L", "L", {})
 SLOTS: Parameter = ("slots N", "N", {})
+HISTORY: Parameter = ("positions of a slot's history", "positions", {})
 PARAMETERS: dict[str, list[Parameter]] = {
     "gdn_verify": [("state width S", "S", {}), ("value heads Hv", "Hv", {}), ("key heads Hk of 6", "Hk", {}),
                    ("rows T of B = 16", "T", {}), ("rows T of B = 5", "T", {"B": 5}), ("block B", "B", {"T": 1}),
@@ -51,7 +52,12 @@ PARAMETERS: dict[str, list[Parameter]] = {
                ("rank R", "R", {}), ("types of predecessor", "predecessor_type", {}),
                ("types of successor", "successor_type", {}), ("edge scores", "edges", {}), LANES],
     "sample": [("vocabulary V", "V", {}), ("rows T", "T", {}), LANES],
-    "accept": [("rows T", "T", {}), LANES, SLOTS],
+    "accept": [("rows T", "T", {}), HISTORY, LANES, SLOTS],
+    "place": [("rows T", "rows", {}), HISTORY, ("pages of a slot", "max_pages", {}),
+              ("pages of a slot's ring, 0 without", "ring_pages", {}), ("fill, besides -1", "fill", {}),
+              ("first spare row", "spare", {}), LANES, SLOTS],
+    "penalise": [("vocabulary V", "V", {}), ("rows T", "T", {}), HISTORY, ("biases of a slot", "biases", {}), LANES,
+                 SLOTS],
 }  # fmt: skip
 
 SCANNED = 640  # every number up to here is asked; beyond, only the upper end is looked for

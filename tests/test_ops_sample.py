@@ -1,4 +1,4 @@
-"""GGML_OP_DFLASH sample gives the tokens of sampling.draw(), for all parameters; -1 where there is none."""
+"""GGML_OP_DFLASH sample gives the tokens of draws.draw(), for all parameters; -1 where there is none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from op_harness import OpRun
 from reference.sample import NO_TOKEN, sample
 
-from pyllama_dflash.sampling import SamplingParams, column, noise
+from pyllama_dflash.draws import noise
+from pyllama_dflash.sampling import SamplingParams, column
 
 Params = Sequence[SamplingParams]
 

@@ -1,6 +1,7 @@
 """The engine's own ops (GGML_OP_DFLASH) as builder methods, and the choice between a kernel and what stands in for it.
 
-Shapes: L lanes of T rows, N slots, B rows of log per slot, S state width, Hk/Hv key, value heads, C channels, K taps.
+Shapes: L lanes of T rows, N slots, B rows of log per slot, S state width, Hk/Hv key, value heads, C channels, K taps;
+in the ops of tokens V vocabulary, P proposals, H positions of history, M and R pages of a table and a ring.
 Meaning and limits of each op: ggml_patches/README.md. The native constructor checks everything and says what is wrong.
 """
 
@@ -93,12 +94,21 @@ class DflashOps(Ops):
         return self._dflash(lib.ggml_dflash_attention, q, k, v, table, slots, base, live, extra=(scale, window, causal))
 
     def product(self, w: Tensor, x: Tensor) -> Tensor:
-        """W x for w [k, m], x F32 [k, n]: by the own kernel, whose result does not depend on n, or by ggml's."""
+        """W x for w [k, m], x F32 [k, n]: by the own kernel, no column of which depends on n, or by ggml's product."""
+        return self.choose("mul_mat", lambda: self._own_product(w, x), lambda: self.mul_mat(w, x))
 
-        def own() -> Tensor:
-            return self._dflash(lib.ggml_dflash_mul_mat, w, x)
+    def product_by_column(self, w: Tensor, x: Tensor) -> Tensor:
+        """As :meth:`product`, but no column's result depends on n: where ggml multiplies, each is a product of its own,
+        which reads w again."""
 
-        return self.choose("mul_mat", own, lambda: self.mul_mat(w, x))
+        def composed() -> Tensor:
+            k, n = x.shape[:2]
+            return self.reshape(self.mul_mat(w, self.reshape(x, k, 1, n)), w.shape[1], n)
+
+        return self.choose("mul_mat", lambda: self._own_product(w, x), composed)
+
+    def _own_product(self, w: Tensor, x: Tensor) -> Tensor:
+        return self._dflash(lib.ggml_dflash_mul_mat, w, x)
 
     # -- draft -------------------------------------------------------------------------------------------------
 
@@ -120,25 +130,54 @@ class DflashOps(Ops):
         self, logits: Tensor, anchors: Tensor, base: Tensor, sampling: Tensor,
         edges: tuple[Tensor, Tensor, Tensor] | None, top_k: int,
     ) -> Tensor:  # fmt: skip
-        """The draft's proposals I32 [P, L] by logits [V, P, L]; anchors, base I32 [L], sampling I32 [8, L].
+        """The draft's block I32 [P + 1, L]: anchors I32 [L] and the proposals by logits [V, P, L].
 
-        `edges`: gate [R, P, L] and the codebooks of predecessors and successors [R, V].
+        base I32 [L], sampling I32 [8, L]; `edges`: gate [R, P, L] and the codebooks of predecessors and successors
+        [R, V]. A lane whose anchor is no token gives zeros.
         """
         sources = (logits, anchors, base, sampling, *(edges or (None, None, None)))
         return self._dflash(lib.ggml_dflash_select, *sources, extra=(top_k,))
+
+    # -- tokens ------------------------------------------------------------------------------------------------
+
+    def place(
+        self, slots: Tensor, live: Tensor, base: Tensor, history: Tensor, table: Tensor, ring: Tensor | None, *,
+        rows: int, fill: int, spare: int, ring_spare: int,
+    ) -> Tensor:  # fmt: skip
+        """Where the rows of a run stand. -> I32 [L (4 rows + 1)], or [L (3 rows + 1)] without a ring.
+
+        slots, live I32 [L]; base I32 [N], history I32 [H, N], table I32 [M, N], ring I32 [R, N]. The result is planes
+        of `rows` numbers a lane: tokens, positions, rows of the pages, rows of the ring; then the lanes' base. `fill`
+        is the token behind the anchor, -1: the history's. Dead rows go to the pages that start at `spare` and
+        `ring_spare`.
+        """
+        sources = (slots, live, base, history, table, ring)
+        return self._dflash(lib.ggml_dflash_place, *sources, extra=(rows, fill, spare, ring_spare))
+
+    def penalise(
+        self, logits: Tensor, block: Tensor, base: Tensor, live: Tensor, slots: Tensor, history: Tensor,
+        penalties: Tensor, bias: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """Biases, then penalties of the tokens so far, in logits [V, T, L] themselves. A view of `logits`.
+
+        block I32 [T, L], base, live, slots I32 [L]; history I32 [H, N], penalties F32 [2, N] (repetition, presence),
+        bias I32 [2, NB, N] (token id, F32 bits; an id below 0 ends a list).
+        """
+        sources = (logits, block, base, live, slots, history, penalties, bias)
+        return self._dflash(lib.ggml_dflash_penalise, *sources)
 
     def sample(self, logits: Tensor, base: Tensor, live: Tensor, sampling: Tensor) -> Tensor:
         """The target's tokens I32 [T, L] of logits [V, T, L]; -1 for dead rows and rows that are not finite."""
         return self._dflash(lib.ggml_dflash_sample, logits, base, live, sampling)
 
     def accept(
-        self, tokens: Tensor, live: Tensor, slots: Tensor, pending: Tensor, anchors: Tensor, proposals: Tensor | None
+        self, tokens: Tensor, block: Tensor, live: Tensor, slots: Tensor, pending: Tensor, base: Tensor, history: Tensor
     ) -> Tensor:
-        """I32 [T + 1, L]: how many of the tokens [T, L] are final, and these; writes pending and anchors [N].
+        """I32 [T + 1, L]: how many of the tokens [T, L] are final, and these.
 
-        proposals I32 [T - 1, L], None for T = 1.
+        block I32 [T, L]: the anchor and what was proposed. Writes pending and base I32 [N] and history I32 [H, N].
         """
-        return self._dflash(lib.ggml_dflash_accept, tokens, live, slots, pending, anchors, proposals)
+        return self._dflash(lib.ggml_dflash_accept, tokens, block, live, slots, pending, base, history)
 
     def _dflash(self, make: Any, *sources: Tensor | None, extra: tuple[Any, ...] = ()) -> Tensor:
         ptr = make(self.context, *(ffi.NULL if s is None else s.ptr for s in sources), *extra)

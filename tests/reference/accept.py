@@ -2,7 +2,7 @@
 
 Row 0 follows the anchor, which is final. Row t + 1 was computed behind proposal t: its token is final if that proposal
 is what row t gave. So the final rows are the first one and those behind the longest prefix of right proposals; a row
-without a token (-1) ends them.
+without a token (-1) ends them. Final tokens enter the history behind the anchor, and the last of them is the next one.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ def n_final(tokens: Ints, proposals: Ints) -> int:
 
 
 def accept(
-    tokens: Ints, proposals: Ints, n_rows: Ints, slots: Ints, n_pending: Ints, anchors: Ints
-) -> tuple[Ints, Ints, Ints]:
-    """tokens [L, T], proposals [L, T-1], n_rows and slots [L], n_pending and anchors [N].
+    tokens: Ints, block: Ints, n_rows: Ints, slots: Ints, n_pending: Ints, base: Ints, history: Ints
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """tokens and block [L, T], n_rows and slots [L], n_pending and base [N], history [N, C].
 
-    Returns the result [L, T+1] (n, the tokens, -1), n_pending and anchors afterwards.
+    Returns the result [L, T+1] (n, the tokens, -1), n_pending, base and history afterwards.
     """
     lanes, rows = tokens.shape
-    n_pending, anchors = n_pending.copy(), anchors.copy()
+    n_pending, base, history = n_pending.copy(), base.copy(), history.copy()
     result = np.full((lanes, rows + 1), -1, dtype=np.int32)
     result[:, 0] = 0
     for lane, slot in enumerate(slots):
-        if not 0 <= slot < len(anchors) or slot in slots[:lane] or not 0 <= n_rows[lane] <= rows:
+        owned = 0 <= slot < len(base) and slot not in slots[:lane]
+        if not owned or not 0 <= n_rows[lane] <= rows or base[slot] < 0:
             continue
-        n = n_final(tokens[lane, : n_rows[lane]], proposals[lane])
+        n = n_final(tokens[lane, : n_rows[lane]], block[lane, 1:])
         result[lane, 0] = n_pending[slot] = n
         result[lane, 1 : 1 + n] = tokens[lane, :n]
-        if n > 0:
-            anchors[slot] = tokens[lane, n - 1]
-    return result, n_pending, anchors
+        behind = history[slot, int(base[slot]) + 1 :][:n]
+        behind[:] = tokens[lane, : len(behind)]
+        base[slot] += n
+    return result, n_pending, base, history

@@ -1,4 +1,4 @@
-"""The target's tokens: which rows have one, and the draw of sampling.py for those.
+"""The target's tokens: which rows have one, and the draw of draws.py for those.
 
 A row is dead from n_rows on; a lane is dead when its n_rows is not in 0..T or its base is negative. A row whose logits
 cannot be drawn from has no token either.
@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from pyllama_dflash.draws import draw
 from pyllama_dflash.errors import DeviceError
-from pyllama_dflash.sampling import SamplingParams, draw
+from pyllama_dflash.sampling import SamplingParams
 
 Array = NDArray[np.float32]
 Ints = NDArray[np.int32]

@@ -11,6 +11,8 @@
 //     when one of its counts is out of range: nothing is read or written for it, its output rows are zeros.
 //   * B is the block capacity of a slot's log. n_pending I32[N], indexed by slot, says how many leading log rows were
 //     accepted and are not in the stored state yet: 0..B.
+//   * base I32[N], indexed by slot: the position of the slot's anchor, its last token, which no run has computed yet.
+//     history I32[C,N]: the token at every position up to it.
 //   * A row's numbers depend on that row's lane only: not on T, L, the order of lanes, or the number of threads.
 //
 // Order of effects
@@ -44,6 +46,8 @@ enum ggml_dflash_op {
     GGML_DFLASH_OP_SELECT = 10,
     GGML_DFLASH_OP_SAMPLE = 11,
     GGML_DFLASH_OP_ACCEPT = 12,
+    GGML_DFLASH_OP_PLACE = 13,
+    GGML_DFLASH_OP_PENALISE = 14,
 };
 
 // How a lane draws its tokens: a column of sampling I32[GGML_DFLASH_SAMPLING_WORDS,L]. The rules and the noise, bit for
@@ -136,15 +140,15 @@ GGML_API struct ggml_tensor * ggml_dflash_mul_mat(struct ggml_context * ctx, str
 GGML_API struct ggml_tensor * ggml_dflash_dynamic_conv(struct ggml_context * ctx, struct ggml_tensor * x,
                                                        struct ggml_tensor * coef, struct ggml_tensor * base);
 
-// A draft's proposals. logits [V,P,L] of the P rows behind the anchor; anchors I32[L] (not in 0..V-1: a dead lane, all
-// -1); base I32[L]: position of the anchor; sampling I32[8,L]; gate [R,P,L], predecessor and successor [R,V] F32, F16,
-// BF16 or Q8_0 (each its own type), rows contiguous, or all three NULL: no edge scores.
-// Candidates of row p: its top_k logits, falling, equal ones by rising id (NaN counts as -infinity). Walk, a_0 =
-// anchor:
+// A draft's block: the anchor and P proposals. logits [V,P,L] of the P rows behind the anchor; anchors I32[L] (not in
+// 0..V-1: a dead lane, all 0, which a target can embed); base I32[L]: position of the anchor; sampling I32[8,L]; gate
+// [R,P,L], predecessor and successor [R,V] F32, F16, BF16 or Q8_0 (each its own type), rows contiguous, or all three
+// NULL: no edge scores. Candidates of row p: its top_k logits, falling, equal ones by rising id (NaN counts as
+// -infinity). Walk, a_0 = anchor:
 //   score(b) = sum_r predecessor[r,a_p] gate[r,p] successor[r,b] + logit[b,p]
 //   a_{p+1}  = argmax over candidates b of row p of score(b), or with a temperature T of
 //              score(b) / T + G(seed, base + p + 1, b);  the first candidate wins ties, NaN never wins
-// logits and gate contiguous. -> I32 [P,L]: a_1 .. a_P
+// logits and gate contiguous. -> I32 [P+1,L]: a_0 .. a_P
 GGML_API struct ggml_tensor * ggml_dflash_select(struct ggml_context * ctx, struct ggml_tensor * logits,
                                                  struct ggml_tensor * anchors, struct ggml_tensor * base,
                                                  struct ggml_tensor * sampling, struct ggml_tensor * gate,
@@ -160,15 +164,47 @@ GGML_API struct ggml_tensor * ggml_dflash_sample(struct ggml_context * ctx, stru
                                                  struct ggml_tensor * base, struct ggml_tensor * n_rows,
                                                  struct ggml_tensor * sampling);
 
-// What of a verified block counts. tokens I32[T,L] as sample gives them; proposals I32[T-1,L] as select gives them
-// (NULL when T is 1); n_rows I32[L]: live rows of the block, anchor included; slots I32[L]; n_pending, anchors I32[N].
-// Per live lane: n = the rows whose token is final: row 0, and row t while tokens[i] = proposals[i] for all i < t; a
-// row whose token is -1 ends them. n_pending[slot] <- n; anchors[slot] <- tokens[n-1] if n > 0.
+// What of a verified block counts. tokens I32[T,L] as sample gives them; block I32[T,L] as select gives it: the anchor,
+// which is not read, and T-1 proposals; n_rows I32[L]: live rows of the block, anchor included; slots I32[L];
+// n_pending, base I32[N]; history I32[C,N]. Live lanes: their slot is theirs alone, n_rows in 0..T, base[slot] >= 0.
+// Per live lane: n = the rows whose token is final: row 0, and row t while tokens[i] = block[i+1] for all i < t; a row
+// whose token is -1 ends them. n_pending[slot] <- n; history[base+1+i,slot] <- tokens[i] for i < n where base+1+i < C;
+// base[slot] <- base[slot] + n.
 // -> I32 [T+1,L]: n, tokens[0 .. n-1], then -1. Padded lanes: 0, then -1.
 GGML_API struct ggml_tensor * ggml_dflash_accept(struct ggml_context * ctx, struct ggml_tensor * tokens,
-                                                 struct ggml_tensor * n_rows, struct ggml_tensor * slots,
-                                                 struct ggml_tensor * n_pending, struct ggml_tensor * anchors,
-                                                 struct ggml_tensor * proposals);
+                                                 struct ggml_tensor * block, struct ggml_tensor * n_rows,
+                                                 struct ggml_tensor * slots, struct ggml_tensor * n_pending,
+                                                 struct ggml_tensor * base, struct ggml_tensor * history);
+
+// Where the rows of a run stand, T = rows of a lane. slots, n_rows I32[L]; base I32[N], history I32[C,N]; table
+// I32[M,N] as attention's; ring I32[R,N] the same of another memory, or NULL. fill: token of the rows behind the
+// anchor, or -1: theirs come from history. spare, ring_spare: first row of a page that takes the rows nobody reads (0
+// without a ring). Live lanes: their slot is theirs alone, n_rows in 0..T, base[slot] >= 0. A row t of a live lane is
+// live if t < n_rows and p = base+t has a place: p < C, p/16 < M, and p/16 < R with a ring.
+//   live row: token max(history[p,slot], 0), or fill if fill >= 0 and t > 0; position p;
+//             row table[p/16,slot]*16 + p%16, ring row likewise
+//   dead row: token 0, position 0, row spare + t%16, ring row ring_spare + t%16
+// -> I32 [L*(4T+1)], [L*(3T+1)] without a ring: tokens, positions, rows, ring rows [T,L] each, then the lanes' base
+// [L], -1 for lanes that are not live
+GGML_API struct ggml_tensor * ggml_dflash_place(struct ggml_context * ctx, struct ggml_tensor * slots,
+                                                struct ggml_tensor * n_rows, struct ggml_tensor * base,
+                                                struct ggml_tensor * history, struct ggml_tensor * table,
+                                                struct ggml_tensor * ring, int32_t rows, int32_t fill, int32_t spare,
+                                                int32_t ring_spare);
+
+// Biases, then penalties, in the logits themselves. logits [V,T,L] contiguous; block I32[T,L] as select gives it; base,
+// n_rows I32[L] as sample's; slots I32[L]; history I32[C,N]; penalties [2,N]: repetition r, presence p; bias
+// I32[2,NB,N]: pairs of a token id and the bits of an F32, up to the first id below 0, no id twice. Live lanes: slot in
+// 0..N-1, n_rows in 0..T, base >= 0. Per row t < n_rows of a live lane, every operation rounded:
+//   x[id] <- x[id] + b                                    for every pair with id < V, then, unless r = 1 and p = 0,
+//   x[v]  <- (x[v] > 0 ? x[v] / r : x[v] * r) - p         once for every token v in 0..V-1 of
+//                                                         history[0 .. min(base, C-1), slot] and block[1 .. t, lane]
+// Nothing else of the logits is read or written. -> view of logits
+GGML_API struct ggml_tensor * ggml_dflash_penalise(struct ggml_context * ctx, struct ggml_tensor * logits,
+                                                   struct ggml_tensor * block, struct ggml_tensor * base,
+                                                   struct ggml_tensor * n_rows, struct ggml_tensor * slots,
+                                                   struct ggml_tensor * history, struct ggml_tensor * penalties,
+                                                   struct ggml_tensor * bias);
 
 // NULL when a kernel can run the node, otherwise the reason, naming sub-op, source and limit. Valid until the next call
 // in the same thread. Checks the sub-op, every parameter, and type, shape and strides of every source and of the

@@ -1,6 +1,7 @@
 #pragma once
 
-// Shared by ggml-dflash.c (constructors) and ggml-dflash-check.c (predicate); nobody else includes this.
+// Shared by the constructors (ggml-dflash.c), the table of sub-ops and the predicate (ggml-dflash-check*.c); nobody
+// else includes this.
 
 #include "ggml-dflash.h"
 
@@ -22,6 +23,12 @@ struct dflash_sub_op {
     unsigned optional;              // bit i: source i may be NULL
     enum ggml_type type;            // of the result
 };
+
+// index of a source in gdn_verify and gdn_advance
+enum { GDN_Q, GDN_K, GDN_V, GDN_G, GDN_BETA, GDN_STATE, GDN_LOG, GDN_SLOTS, GDN_PENDING, GDN_ROWS };
+
+enum { SELECT_LOGITS, SELECT_ANCHORS, SELECT_BASE, SELECT_SAMPLING, SELECT_GATE, SELECT_BEFORE, SELECT_AFTER };
+enum { PLACE_SLOTS, PLACE_ROWS, PLACE_BASE, PLACE_HISTORY, PLACE_TABLE, PLACE_RING };
 
 // NULL for an id outside enum ggml_dflash_op
 const struct dflash_sub_op * dflash_find_sub_op(int32_t id);

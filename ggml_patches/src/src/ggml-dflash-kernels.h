@@ -15,7 +15,9 @@
     X(DYNAMIC_CONV, dynamic_conv)                                                                                      \
     X(SELECT, select)                                                                                                  \
     X(SAMPLE, sample)                                                                                                  \
-    X(ACCEPT, accept)
+    X(ACCEPT, accept)                                                                                                  \
+    X(PLACE, place)                                                                                                    \
+    X(PENALISE, penalise)
 
 // CUDA and HIP compile the same files.
 #define GGML_DFLASH_CUDA_KERNELS(X)                                                                                    \
@@ -26,10 +28,13 @@
     X(CONV_ADVANCE, conv_advance)                                                                                      \
     X(CONV_COMMIT, conv_commit)                                                                                        \
     X(ATTENTION, attention)                                                                                            \
+    X(MUL_MAT, mul_mat)                                                                                                \
     X(DYNAMIC_CONV, dynamic_conv)                                                                                      \
     X(SELECT, select)                                                                                                  \
     X(SAMPLE, sample)                                                                                                  \
-    X(ACCEPT, accept)
+    X(ACCEPT, accept)                                                                                                  \
+    X(PLACE, place)                                                                                                    \
+    X(PENALISE, penalise)
 
 #define GGML_DFLASH_SYCL_KERNELS(X)                                                                                    \
     X(GDN_VERIFY, gdn_verify)                                                                                          \
@@ -42,4 +47,6 @@
     X(DYNAMIC_CONV, dynamic_conv)                                                                                      \
     X(SELECT, select)                                                                                                  \
     X(SAMPLE, sample)                                                                                                  \
-    X(ACCEPT, accept)
+    X(ACCEPT, accept)                                                                                                  \
+    X(PLACE, place)                                                                                                    \
+    X(PENALISE, penalise)

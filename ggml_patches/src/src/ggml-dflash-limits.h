@@ -17,7 +17,7 @@
 // Rows of a block that may be rejected, and block capacity of a log (B): 1..16.
 #define GGML_DFLASH_MAX_BLOCK 16
 
-// Rows of a lane in an op without rollback (advance, attention): 1..2^20.
+// Rows of a lane in an op without rollback (advance, attention, place): 1..2^20.
 #define GGML_DFLASH_MAX_ROWS (1 << 20)
 
 // Lanes L of one node: 1..64.
@@ -51,7 +51,11 @@
 #define GGML_DFLASH_TOP_KS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(12) X(16)
 #define GGML_DFLASH_MAX_TOP_K 16
 
-// Codebook types of select and the rank of its edge scores; vocabulary of select and sample.
+// Positions of a slot's history; biases of a slot.
+#define GGML_DFLASH_MAX_POSITIONS (1 << 24)
+#define GGML_DFLASH_MAX_BIASES 4096
+
+// Codebook types of select and the rank of its edge scores; vocabulary of select, sample and penalise.
 #define GGML_DFLASH_CODEBOOK_TYPES(X) X(GGML_TYPE_F32) X(GGML_TYPE_F16) X(GGML_TYPE_BF16) X(GGML_TYPE_Q8_0)
 #define GGML_DFLASH_MAX_RANK 1024
 #define GGML_DFLASH_MAX_VOCABULARY (1 << 20)

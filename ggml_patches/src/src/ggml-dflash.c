@@ -152,9 +152,27 @@ struct ggml_tensor * ggml_dflash_sample(struct ggml_context * ctx, struct ggml_t
 }
 
 struct ggml_tensor * ggml_dflash_accept(struct ggml_context * ctx, struct ggml_tensor * tokens,
-                                        struct ggml_tensor * n_rows, struct ggml_tensor * slots,
-                                        struct ggml_tensor * n_pending, struct ggml_tensor * anchors,
-                                        struct ggml_tensor * proposals) {
+                                        struct ggml_tensor * block, struct ggml_tensor * n_rows,
+                                        struct ggml_tensor * slots, struct ggml_tensor * n_pending,
+                                        struct ggml_tensor * base, struct ggml_tensor * history) {
     return build(ctx, DFLASH_PARAMS(GGML_DFLASH_OP_ACCEPT),
-                 DFLASH_SOURCES(tokens, n_rows, slots, n_pending, anchors, proposals));
+                 DFLASH_SOURCES(tokens, block, n_rows, slots, n_pending, base, history));
+}
+
+struct ggml_tensor * ggml_dflash_place(struct ggml_context * ctx, struct ggml_tensor * slots,
+                                       struct ggml_tensor * n_rows, struct ggml_tensor * base,
+                                       struct ggml_tensor * history, struct ggml_tensor * table,
+                                       struct ggml_tensor * ring, int32_t rows, int32_t fill, int32_t spare,
+                                       int32_t ring_spare) {
+    return build(ctx, DFLASH_PARAMS(GGML_DFLASH_OP_PLACE, rows, fill, spare, ring_spare),
+                 DFLASH_SOURCES(slots, n_rows, base, history, table, ring));
+}
+
+struct ggml_tensor * ggml_dflash_penalise(struct ggml_context * ctx, struct ggml_tensor * logits,
+                                          struct ggml_tensor * block, struct ggml_tensor * base,
+                                          struct ggml_tensor * n_rows, struct ggml_tensor * slots,
+                                          struct ggml_tensor * history, struct ggml_tensor * penalties,
+                                          struct ggml_tensor * bias) {
+    return build(ctx, DFLASH_PARAMS(GGML_DFLASH_OP_PENALISE),
+                 DFLASH_SOURCES(logits, block, base, n_rows, slots, history, penalties, bias));
 }

@@ -14,7 +14,8 @@ constexpr char USAGE[] =
     "large copy on this device that is.\n"
     "  --small      small shapes, for a look at whether everything runs\n"
     "  --only OP    only ops whose name begins like this: gdn, conv, attention, dynamic, select, sample, accept, "
-    "mul_mat\n"
+    "place,\n"
+    "               penalise, mul_mat\n"
     "  --json FILE  the same numbers as JSON\n"
     "  --threads N  threads on the CPU (1)\n"
     "exit code: 0 measured, 2 cannot run, 3 the module has no device here\n";
@@ -128,7 +129,7 @@ int main(int argc, char ** argv) {
     for (const Bench & b : draft_benches(sizes)) {
         benches.push_back(b);
     }
-    for (const Bench & b : on.is_cpu() ? product_benches(sizes) : std::vector<Bench>()) {
+    for (const Bench & b : on.is_cpu() ? product_benches(sizes) : device_product_benches(sizes)) {
         benches.push_back(b);
     }
     if (!only.empty()) {

@@ -112,11 +112,52 @@ inline Bench bench_accept(const BenchSizes & z, int64_t L) {
     b.op = "accept";
     b.shape = "T=" + std::to_string(T);
     b.lanes = L;
-    b.bytes = 4.0 * L * (3.0 * T + 4);
+    b.bytes = 4.0 * L * (4.0 * T + 5);
     b.ours = [=](Sources & s) {
-        return ggml_dflash_accept(s.ctx(), s.ints(Ints(T * L, 7), {T, L}), s.ints(Ints(L, (int32_t) T)),
-                                  s.ints(counting(L)), s.ints(Ints(L, 0)), s.ints(Ints(L, 0)),
-                                  s.ints(Ints((T - 1) * L, 7), {T - 1, L}));
+        return ggml_dflash_accept(s.ctx(), s.ints(Ints(T * L, 7), {T, L}), s.ints(Ints(T * L, 7), {T, L}),
+                                  s.ints(Ints(L, (int32_t) T)), s.ints(counting(L)), s.ints(Ints(L, 0)),
+                                  s.ints(Ints(L, 0)), s.ints(Ints(4096 * L, 7), {4096, L}));
+    };
+    return b;
+}
+
+inline Bench bench_place(const BenchSizes & z, int64_t L) {
+    const int64_t T = z.T, C = 4096, pages = C / 16;
+    Bench b;
+    b.op = "place";
+    b.shape = "T=" + std::to_string(T);
+    b.lanes = L;
+    b.bytes = 4.0 * L * (6.0 * T + 4);
+    b.ours = [=](Sources & s) {
+        return ggml_dflash_place(s.ctx(), s.ints(counting(L)), s.ints(Ints(L, (int32_t) T)), s.ints(Ints(L, 100)),
+                                 s.ints(Ints(C * L, 7), {C, L}), s.ints(counting(pages * L), {pages, L}), nullptr,
+                                 (int32_t) T, 11, 0, 0);
+    };
+    return b;
+}
+
+// Slots whose history holds C positions, all of them different tokens. All nodes change the same logits.
+inline Bench bench_penalise(const BenchSizes & z, int64_t L, bool is_neutral) {
+    const int64_t V = z.V, T = z.T, C = std::min<int64_t>(4096, z.V);
+    std::vector<float> penalties;
+    Ints history;
+    for (int64_t lane = 0; lane < L; lane++) {
+        penalties.push_back(is_neutral ? 1.0f : 1.25f);
+        penalties.push_back(0.0f);
+        for (int64_t i = 0; i < C; i++) {
+            history.push_back((int32_t) (i * (V / C)));
+        }
+    }
+    Bench b;
+    b.op = is_neutral ? "penalise, neutral" : "penalise";
+    b.shape = "V=" + std::to_string(V) + " C=" + std::to_string(C) + " rows=" + std::to_string(T * L);
+    b.lanes = L;
+    b.bytes = is_neutral ? 4.0 * L * T * 6 : 4.0 * L * T * 3 * C;
+    b.ours = [=](Sources & s) {
+        return ggml_dflash_penalise(s.ctx(), s.shared(0, {V, T, L}, GGML_TYPE_F32), s.ints(Ints(T * L, 7), {T, L}),
+                                    s.ints(Ints(L, (int32_t) C - 1)), s.ints(Ints(L, (int32_t) T)), s.ints(counting(L)),
+                                    s.ints(history, {C, L}), s.floats(penalties, {2, L}),
+                                    s.ints(Ints(2 * L, -1), {2, 1, L}));
     };
     return b;
 }
@@ -159,11 +200,38 @@ inline std::vector<Bench> draft_benches(const BenchSizes & z) {
     }
     for (int64_t L : z.lanes) {
         all.push_back(bench_accept(z, L));
+        all.push_back(bench_place(z, L));
+    }
+    for (bool is_neutral : {true, false}) {
+        for (int64_t L : z.lanes) {
+            all.push_back(bench_penalise(z, L, is_neutral));
+        }
     }
     return all;
 }
 
-// Only the CPU has a kernel of its own. "lanes" are columns here.
+// The matrices of a 27B target and its draft, on a device. "lanes" are columns here.
+inline std::vector<Bench> device_product_benches(const BenchSizes & z) {
+    const struct {
+        ggml_type type;
+        int64_t K, M;
+    } shapes[] = {
+        {GGML_TYPE_IQ4_XS, 5120, 17408}, {GGML_TYPE_IQ4_XS, 17408, 5120},  {GGML_TYPE_IQ4_XS, 5120, 10240},
+        {GGML_TYPE_IQ4_XS, 5120, 16384}, {GGML_TYPE_IQ4_XS, 6144, 5120},   {GGML_TYPE_IQ4_XS, 5120, 1024},
+        {GGML_TYPE_Q8_0, 5120, 17408},   {GGML_TYPE_Q8_0, 25600, 5120},    {GGML_TYPE_Q4_K, 5120, 17408},
+        {GGML_TYPE_Q5_K, 5120, 17408},   {GGML_TYPE_IQ4_XS, 5120, 248320}, {GGML_TYPE_Q6_K, 5120, 248320},
+    };
+    std::vector<Bench> all;
+    for (const auto & shape : shapes) {
+        for (int64_t n : {1, 2, 4, 5, 8, 16, 32, 64}) {
+            all.push_back(z.small ? bench_mul_mat(shape.type, 512, 64, n, false)
+                                  : bench_mul_mat(shape.type, shape.K, shape.M, n, false));
+        }
+    }
+    return all;
+}
+
+// The same of the CPU: small matrices, stock in both of its ways.
 inline std::vector<Bench> product_benches(const BenchSizes & z) {
     std::vector<Bench> all;
     for (ggml_type type : {GGML_TYPE_IQ4_XS, GGML_TYPE_Q6_K, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K}) {

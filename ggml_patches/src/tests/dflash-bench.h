@@ -58,6 +58,14 @@ class Sources {
         return t;
     }
 
+    ggml_tensor * floats(const std::vector<float> & values, const std::vector<int64_t> & ne) {
+        Ints bits(values.size());
+        std::memcpy(bits.data(), values.data(), values.size() * sizeof(float));
+        ggml_tensor * t = ints(bits, ne);
+        t->type = GGML_TYPE_F32;
+        return t;
+    }
+
     // Memory for everything, and contents. -> false if the device has not enough
     bool place(const Backend & on) {
         buffer_ = ggml_backend_alloc_ctx_tensors(ctx_, on.handle);

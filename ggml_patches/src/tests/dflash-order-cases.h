@@ -12,7 +12,7 @@ struct SlowStart {
     std::vector<ggml_tensor *> nodes;
 };
 
-constexpr int64_t ORDER_S = 128, ORDER_H = 4, ORDER_T = 1024, ORDER_BLOCK = 8;
+constexpr int64_t ORDER_S = 128, ORDER_H = 4, ORDER_T = 1024, ORDER_BLOCK = 8, ORDER_POSITIONS = 64;
 
 // An advance of 1024 rows: each depends on the one before, so it takes a millisecond and more wherever it runs.
 inline SlowStart slow_advance(Run & run, ggml_tensor * log, ggml_tensor * slots, ggml_tensor * none) {
@@ -47,12 +47,12 @@ inline SlowStart slow_products(Run & run, ggml_tensor *, ggml_tensor *, ggml_ten
     return start;
 }
 
-// The ops of a round behind it, each on what the one before wrote: block, acceptance, the next block.
+// The ops of a round behind it, each on what the one before wrote: places, block, acceptance, the next block.
 inline std::vector<ggml_tensor *> order_nodes(Run & run, bool with_products) {
     const int64_t S = ORDER_S, H = ORDER_H, T = ORDER_BLOCK, B = ORDER_BLOCK, C = S * H;
     ggml_context * ctx = run.ctx();
     const auto ints = [&](int32_t x) { return run.source(Ints{x}); };
-    ggml_tensor *slots = ints(0), *none = ints(0), *pending = ints(0), *anchors = ints(3), *live = ints((int32_t) T);
+    ggml_tensor *slots = ints(0), *none = ints(0), *pending = ints(0), *live = ints((int32_t) T);
     ggml_tensor * log = run.source({2 * S + 1, H, B, 1}, nans((2 * S + 1) * H * B));
     const SlowStart slow = (with_products ? slow_products : slow_advance)(run, log, slots, none);
     std::vector<ggml_tensor *> nodes = slow.nodes;
@@ -87,11 +87,27 @@ inline std::vector<ggml_tensor *> order_nodes(Run & run, bool with_products) {
 
     const Ints greedy = sampling_columns({Drawing()});
     ggml_tensor * sampling = run.source({GGML_DFLASH_SAMPLING_WORDS, 1}, greedy.data(), GGML_TYPE_I32);
+    Ints known = {7, 3, 7, 7, 1, 3}; // the anchor last
+    known.resize(ORDER_POSITIONS, 9);
+    ggml_tensor * history = run.source({ORDER_POSITIONS, 1}, known.data(), GGML_TYPE_I32);
+    ggml_tensor *base = ints(5), *numbers = run.source({ORDER_POSITIONS / 16, 1}, table.data(), GGML_TYPE_I32);
+    const auto place = [&] {
+        return add(ggml_dflash_place(ctx, slots, live, base, history, numbers, nullptr, (int32_t) T, 11, 0, 0));
+    };
+    ggml_tensor * placed = place(); // tokens, positions and rows of the block, then the position of its anchor
+    const auto part = [&](int64_t n, int64_t first) {
+        return run.result(ggml_view_1d(ctx, placed, n, (size_t) first * 4));
+    };
+    ggml_tensor *anchors = part(1, 0), *filled = run.result(ggml_view_2d(ctx, placed, T, 1, T * 4, 0));
+    ggml_tensor * at = part(1, 3 * T);
+    const Ints pairs = {3, (int32_t) 0xC0000000, 500, 0x40000000, -1, 0}; // -2 and 2
+    logits = add(ggml_dflash_penalise(ctx, logits, filled, at, live, slots, history, run.source({2, 1}, {1.5f, 0.25f}),
+                                      run.source({2, 3, 1}, pairs.data(), GGML_TYPE_I32)));
     ggml_tensor * drafted = run.result(ggml_view_3d(ctx, logits, C, T - 1, 1, C * 4, C * (T - 1) * 4, 0));
-    ggml_tensor * proposals =
-        add(ggml_dflash_select(ctx, drafted, anchors, ints(5), sampling, nullptr, nullptr, nullptr, 4));
-    ggml_tensor * tokens = add(ggml_dflash_sample(ctx, logits, ints(5), live, sampling));
-    add(ggml_dflash_accept(ctx, tokens, live, slots, pending, anchors, proposals));
+    ggml_tensor * block = add(ggml_dflash_select(ctx, drafted, anchors, at, sampling, nullptr, nullptr, nullptr, 4));
+    ggml_tensor * tokens = add(ggml_dflash_sample(ctx, logits, at, live, sampling));
+    add(ggml_dflash_accept(ctx, tokens, block, live, slots, pending, base, history));
+    place(); // the next one's
 
     // pending is now what accept wrote: greedy proposals without edges are the target's tokens, so all rows count
     ggml_tensor * window = add(ggml_dflash_conv_commit(ctx, kept, slots, pending));
@@ -108,7 +124,7 @@ inline void order_of(bool with_products) {
     const std::vector<uint8_t> before = run.image();
     run.compute_apart(nodes);
     const std::vector<uint8_t> apart = run.image();
-    const Ints accepted = Run::ints(nodes[nodes.size() - 5]);
+    const Ints accepted = Run::ints(nodes[nodes.size() - 6]);
     counter().expect(accepted[0] == ORDER_BLOCK, "%d rows count, not all %d", accepted[0], (int) ORDER_BLOCK);
     for (const ggml_tensor * node : nodes) {
         const Floats x = node->type == GGML_TYPE_F32 ? Run::floats(node) : Floats();

@@ -32,7 +32,11 @@ inline std::vector<const char *> source_names(ggml_dflash_op op) {
     case GGML_DFLASH_OP_SAMPLE:
         return {"logits", "base", "n_rows", "sampling"};
     case GGML_DFLASH_OP_ACCEPT:
-        return {"tokens", "n_rows", "slots", "n_pending", "anchors", "proposals"};
+        return {"tokens", "block", "n_rows", "slots", "n_pending", "base", "history"};
+    case GGML_DFLASH_OP_PLACE:
+        return {"slots", "n_rows", "base", "history", "table", "ring"};
+    case GGML_DFLASH_OP_PENALISE:
+        return {"logits", "block", "base", "n_rows", "slots", "history", "penalties", "bias"};
     }
     return {};
 }
@@ -67,11 +71,11 @@ inline bool is_list(const std::string & source) {
     return source == "slots" || source == "n_pending" || source == "n_rows" || source == "base" || source == "anchors";
 }
 
-inline const char * missing_reason(ggml_dflash_op op, const std::string & source) {
+inline const char * missing_reason(const std::string & source) {
     const bool is_edge = source == "gate" || source == "predecessor" || source == "successor";
-    return op == GGML_DFLASH_OP_SELECT && is_edge                 ? "go together, 2 of 3 are there"
-           : op == GGML_DFLASH_OP_ACCEPT && source == "proposals" ? "proposals must be there"
-                                                                  : "is missing";
+    return is_edge            ? "go together, 2 of 3 are there"
+           : source == "ring" ? "ring_spare is 48, must be 0..0"
+                              : "is missing";
 }
 
 // A dimension that, one larger, is the fault of this source and of no rule that is asked before.
@@ -97,7 +101,7 @@ inline void refused_by_source() {
         const std::vector<const char *> names = source_names(op);
         for (size_t i = 0; i < names.size(); i++) {
             const std::string name = names[i];
-            expect_damage(op, missing_reason(op, name), true,
+            expect_damage(op, missing_reason(name), true,
                           [i](ggml_context *, ggml_tensor * n) { n->src[i] = nullptr; });
             expect_damage(op, (name + " is ").c_str(), true, [i](ggml_context *, ggml_tensor * n) {
                 n->src[i]->type = n->src[i]->type == GGML_TYPE_I32 ? GGML_TYPE_F32 : GGML_TYPE_I32;
@@ -130,8 +134,12 @@ inline void refused_by_source() {
                   [](ggml_context *, ggml_tensor * n) { n->src[1]->ne[3]++; });
     expect_damage(GGML_DFLASH_OP_MUL_MAT, "w has shape", true,
                   [](ggml_context *, ggml_tensor * n) { n->src[0]->ne[2]++; });
-    expect_damage(GGML_DFLASH_OP_ACCEPT, "n_pending is written, anchors cannot be the same tensor", true,
-                  [](ggml_context *, ggml_tensor * n) { n->src[4] = n->src[3]; });
+    expect_damage(GGML_DFLASH_OP_ACCEPT, "n_pending is written, base cannot be the same tensor", true,
+                  [](ggml_context *, ggml_tensor * n) { n->src[5] = n->src[4]; });
+    expect_damage(GGML_DFLASH_OP_ACCEPT, "history is written, block cannot be the same tensor", true,
+                  [](ggml_context *, ggml_tensor * n) { n->src[1] = n->src[6]; });
+    expect_damage(GGML_DFLASH_OP_PENALISE, "logits is written, penalties cannot be the same tensor", true,
+                  [](ggml_context *, ggml_tensor * n) { n->src[6] = n->src[0]; });
     // one off, in the other directions
     const struct {
         ggml_dflash_op op;
@@ -152,12 +160,28 @@ inline void refused_by_source() {
         {GGML_DFLASH_OP_SAMPLE, 1, 0, "base has shape [3,1,1,1], must be [2,1,1,1]"},
         {GGML_DFLASH_OP_SAMPLE, 2, 0, "n_rows has shape [3,1,1,1], must be [2,1,1,1]"},
         {GGML_DFLASH_OP_SAMPLE, 3, 0, "sampling has shape [9,2,1,1], must be [8,2,1,1]"},
-        {GGML_DFLASH_OP_ACCEPT, 1, 0, "n_rows has shape [3,1,1,1], must be [2,1,1,1]"},
-        {GGML_DFLASH_OP_ACCEPT, 2, 0, "slots has shape [3,1,1,1], must be [2,1,1,1]"},
-        {GGML_DFLASH_OP_ACCEPT, 3, 0, "anchors has shape [3,1,1,1], must be [4,1,1,1]"},
-        {GGML_DFLASH_OP_ACCEPT, 4, 0, "anchors has shape [4,1,1,1], must be [3,1,1,1]"},
-        {GGML_DFLASH_OP_ACCEPT, 5, 0, "proposals has shape [8,2,1,1], must be [7,2,1,1]"},
-        {GGML_DFLASH_OP_ACCEPT, 5, 1, "proposals has shape [7,3,1,1], must be [7,2,1,1]"},
+        {GGML_DFLASH_OP_ACCEPT, 1, 0, "block has shape [9,2,1,1], must be [8,2,1,1]"},
+        {GGML_DFLASH_OP_ACCEPT, 1, 1, "block has shape [8,3,1,1], must be [8,2,1,1]"},
+        {GGML_DFLASH_OP_ACCEPT, 2, 0, "n_rows has shape [3,1,1,1], must be [2,1,1,1]"},
+        {GGML_DFLASH_OP_ACCEPT, 3, 0, "slots has shape [3,1,1,1], must be [2,1,1,1]"},
+        {GGML_DFLASH_OP_ACCEPT, 4, 0, "base has shape [3,1,1,1], must be [4,1,1,1]"},
+        {GGML_DFLASH_OP_ACCEPT, 5, 0, "base has shape [4,1,1,1], must be [3,1,1,1]"},
+        {GGML_DFLASH_OP_ACCEPT, 6, 1, "history has shape [40,4,1,1], must be [40,3,1,1]"},
+        {GGML_DFLASH_OP_PLACE, 1, 0, "n_rows has shape [3,1,1,1], must be [2,1,1,1]"},
+        {GGML_DFLASH_OP_PLACE, 2, 0, "history has shape [40,3,1,1], must be [40,4,1,1]"},
+        {GGML_DFLASH_OP_PLACE, 3, 1, "history has shape [40,4,1,1], must be [40,3,1,1]"},
+        {GGML_DFLASH_OP_PLACE, 4, 1, "table has shape [5,4,1,1], must be [5,3,1,1]"},
+        {GGML_DFLASH_OP_PLACE, 5, 1, "ring has shape [2,4,1,1], must be [2,3,1,1]"},
+        {GGML_DFLASH_OP_PENALISE, 1, 0, "block has shape [9,2,1,1], must be [8,2,1,1]"},
+        {GGML_DFLASH_OP_PENALISE, 1, 1, "block has shape [8,3,1,1], must be [8,2,1,1]"},
+        {GGML_DFLASH_OP_PENALISE, 2, 0, "base has shape [3,1,1,1], must be [2,1,1,1]"},
+        {GGML_DFLASH_OP_PENALISE, 3, 0, "n_rows has shape [3,1,1,1], must be [2,1,1,1]"},
+        {GGML_DFLASH_OP_PENALISE, 4, 0, "slots has shape [3,1,1,1], must be [2,1,1,1]"},
+        {GGML_DFLASH_OP_PENALISE, 5, 1, "penalties has shape [2,3,1,1], must be [2,4,1,1]"},
+        {GGML_DFLASH_OP_PENALISE, 6, 0, "penalties has shape [3,3,1,1], must be [2,3,1,1]"},
+        {GGML_DFLASH_OP_PENALISE, 6, 1, "penalties has shape [2,4,1,1], must be [2,3,1,1]"},
+        {GGML_DFLASH_OP_PENALISE, 7, 0, "bias has shape [3,6,3,1], must be [2,6,3,1]"},
+        {GGML_DFLASH_OP_PENALISE, 7, 2, "bias has shape [2,6,4,1], must be [2,6,3,1]"},
     };
     for (const auto & row : table) {
         expect_damage(row.op, row.wanted, true, [row](ggml_context *, ggml_tensor * n) {
@@ -188,10 +212,13 @@ inline void refused_by_source() {
 
 inline void refused_by_node() {
     for (ggml_dflash_op op : ALL_OPS) {
-        for (int32_t id : {0, -1, 13, 100, INT32_MAX, INT32_MIN}) {
+        for (int32_t id : {0, -1, 15, 100, INT32_MAX, INT32_MIN}) {
             expect_damage(op, "unknown sub-op", false, [id](ggml_context *, ggml_tensor * n) { n->op_params[0] = id; });
         }
-        const int n_params = op == GGML_DFLASH_OP_ATTENTION ? 4 : op == GGML_DFLASH_OP_SELECT ? 2 : 1;
+        const int n_params = op == GGML_DFLASH_OP_PLACE       ? 5
+                             : op == GGML_DFLASH_OP_ATTENTION ? 4
+                             : op == GGML_DFLASH_OP_SELECT    ? 2
+                                                              : 1;
         for (int i = n_params; i < (int) (GGML_MAX_OP_PARAMS / sizeof(int32_t)); i++) {
             expect_damage(op, ("parameter " + std::to_string(i)).c_str(), false,
                           [i](ggml_context *, ggml_tensor * n) { n->op_params[i] = 1; });
@@ -199,8 +226,9 @@ inline void refused_by_node() {
         expect_damage(op, "the result must be", false,
                       [](ggml_context *, ggml_tensor * n) { n->type = GGML_TYPE_F16; });
         expect_damage(op, "the result must be", false, [](ggml_context *, ggml_tensor * n) { n->ne[1]++; });
-        expect_damage(op, "the result must be", false, [](ggml_context *, ggml_tensor * n) { n->nb[1] += 4; });
-        if (op == GGML_DFLASH_OP_GDN_COMMIT || op == GGML_DFLASH_OP_CONV_COMMIT) {
+        expect_damage(op, "the result must be", false,
+                      [](ggml_context *, ggml_tensor * n) { n->nb[n->ne[1] > 1 ? 1 : 0] += 4; });
+        if (op == GGML_DFLASH_OP_GDN_COMMIT || op == GGML_DFLASH_OP_CONV_COMMIT || op == GGML_DFLASH_OP_PENALISE) {
             expect_damage(op, "must be a view", false, [](ggml_context *, ggml_tensor * n) { n->view_src = nullptr; });
             expect_damage(op, "must be a view", false, [](ggml_context *, ggml_tensor * n) { n->view_offs = 64; });
         }

@@ -6,17 +6,19 @@
 
 inline void refused_by_draft_size() {
     const ggml_dflash_op DC = GGML_DFLASH_OP_DYNAMIC_CONV, SE = GGML_DFLASH_OP_SELECT, SA = GGML_DFLASH_OP_SAMPLE,
-                         AC = GGML_DFLASH_OP_ACCEPT;
+                         AC = GGML_DFLASH_OP_ACCEPT, PL = GGML_DFLASH_OP_PLACE, PE = GGML_DFLASH_OP_PENALISE;
     const auto each = each_size;
     // rows of a block
     for (int64_t T : {1, 2, 16}) {
-        each({DC, SA, AC}, "", [T](Sizes & z) {
-            z.T = T;
-            z.proposals = T > 1;
-        });
+        each({DC, SA, AC, PL, PE}, "", [T](Sizes & z) { z.T = T; });
     }
-    each({DC, SA, AC}, "number of rows is 0, must be 1..16", [](Sizes & z) { z.T = 0; });
-    each({DC, SA, AC}, "number of rows is 17, must be 1..16", [](Sizes & z) { z.T = 17; });
+    each({DC, SA, AC, PE}, "number of rows is 0, must be 1..16", [](Sizes & z) { z.T = 0; });
+    each({DC, SA, AC, PE}, "number of rows is 17, must be 1..16", [](Sizes & z) { z.T = 17; });
+    each({PL}, "", [](Sizes & z) { z.T = 1 << 20; });
+    for (int64_t T : {-1, 0, (1 << 20) + 1}) {
+        const std::string reason = "number of rows is " + std::to_string(T) + ", must be 1..1048576";
+        each({PL}, reason.c_str(), [T](Sizes & z) { z.T = T; });
+    }
     for (int64_t P : {1, 15}) {
         each({SE}, "", [P](Sizes & z) { z.P = P; });
     }
@@ -43,10 +45,10 @@ inline void refused_by_draft_size() {
     each({DC}, "number of taps is 0, must be 1..8", [](Sizes & z) { z.taps = 0; });
     each({DC}, "number of taps is 9, must be 1..8", [](Sizes & z) { z.taps = 9; });
     // vocabulary
-    each({SA}, "", [](Sizes & z) { z.V = 1; });
-    each({SE, SA}, "", [](Sizes & z) { z.V = 1 << 20; });
-    each({SE, SA}, "vocabulary is 0, must be 1..1048576", [](Sizes & z) { z.V = 0; });
-    each({SE, SA}, "vocabulary is 1048577, must be 1..1048576", [](Sizes & z) { z.V = (1 << 20) + 1; });
+    each({SA, PE}, "", [](Sizes & z) { z.V = 1; });
+    each({SE, SA, PE}, "", [](Sizes & z) { z.V = 1 << 20; });
+    each({SE, SA, PE}, "vocabulary is 0, must be 1..1048576", [](Sizes & z) { z.V = 0; });
+    each({SE, SA, PE}, "vocabulary is 1048577, must be 1..1048576", [](Sizes & z) { z.V = (1 << 20) + 1; });
     // candidates
     for (int32_t top_k : {1, 2, 3, 4, 5, 6, 7, 8, 12, 16}) {
         each({SE}, "", [top_k](Sizes & z) { z.top_k = top_k; });
@@ -84,10 +86,36 @@ inline void refused_by_draft_size() {
         each({SE}, "predecessor is", [type](Sizes & z) { z.before_type = type; });
         each({SE}, "successor is", [type](Sizes & z) { z.after_type = type; });
     }
-    // accept: proposals are there exactly when there can be some
-    each({AC}, "proposals must be there for blocks of 2 rows and more, and only then", [](Sizes & z) {
-        z.T = 2;
-        z.proposals = false;
+    // what a slot remembers
+    for (int64_t positions : {1, 1 << 24}) {
+        each({AC, PL, PE}, "", [positions](Sizes & z) { z.positions = positions; });
+    }
+    each({AC, PL, PE}, "positions of history is 0, must be 1..16777216", [](Sizes & z) { z.positions = 0; });
+    each({AC, PL, PE}, "positions of history is 16777217", [](Sizes & z) { z.positions = (1 << 24) + 1; });
+    for (int64_t biases : {1, 4096}) {
+        each({PE}, "", [biases](Sizes & z) { z.biases = biases; });
+    }
+    each({PE}, "number of biases is 0, must be 1..4096", [](Sizes & z) { z.biases = 0; });
+    each({PE}, "number of biases is 4097, must be 1..4096", [](Sizes & z) { z.biases = 4097; });
+    // place: pages, and what stands where there are none
+    each({PL}, "pages per slot is 0", [](Sizes & z) { z.max_pages = 0; });
+    each({PL}, "ring pages per slot is 0", [](Sizes & z) { z.ring_pages = 0; });
+    each({PL}, "", [](Sizes & z) {
+        z.has_ring = false;
+        z.ring_spare = 0;
     });
-    each({AC}, "proposals must be there for blocks of 2 rows and more, and only then", [](Sizes & z) { z.T = 1; });
+    each({PL}, "ring_spare is 48, must be 0..0", [](Sizes & z) { z.has_ring = false; });
+    for (int32_t fill : {-1, 0, (1 << 20) - 1}) {
+        each({PL}, "", [fill](Sizes & z) { z.fill = fill; });
+    }
+    each({PL}, "fill is -2, must be -1..1048575", [](Sizes & z) { z.fill = -2; });
+    each({PL}, "fill is 1048576, must be -1..1048575", [](Sizes & z) { z.fill = 1 << 20; });
+    for (int32_t spare : {0, INT32_MAX - 15}) {
+        each({PL}, "", [spare](Sizes & z) { z.spare = z.ring_spare = spare; });
+    }
+    for (int32_t spare : {-1, INT32_MIN, INT32_MAX - 14, INT32_MAX}) {
+        const std::string reason = "spare is " + std::to_string(spare) + ", must be 0..2147483632";
+        each({PL}, reason.c_str(), [spare](Sizes & z) { z.spare = spare; });
+        each({PL}, ("ring_" + reason).c_str(), [spare](Sizes & z) { z.ring_spare = spare; });
+    }
 }

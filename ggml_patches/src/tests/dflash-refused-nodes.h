@@ -15,11 +15,15 @@ struct Sizes {
     float scale = 0.125f;
     int32_t window = 0;
     ggml_type k_type = GGML_TYPE_F16, v_type = GGML_TYPE_Q8_0;
-    int64_t G = 6, taps = 3;       // dynamic_conv, of C channels
-    int64_t V = 80, P = 3, R = 64; // select; sample: V
-    int32_t top_k = 4;             // select
-    int edge_sources = 7;          // select: bit i, source 4+i is there
-    bool proposals = true;         // accept
+    int64_t G = 6, taps = 3;                       // dynamic_conv, of C channels
+    int64_t V = 80, P = 3, R = 64;                 // select; sample, penalise: V
+    int32_t top_k = 4;                             // select
+    int edge_sources = 7;                          // select: bit i, source 4+i is there
+    int64_t positions = 40;                        // accept, place, penalise: of history
+    int64_t ring_pages = 2;                        // place
+    bool has_ring = true;                          // place
+    int32_t fill = 7, spare = 64, ring_spare = 48; // place
+    int64_t biases = 6;                            // penalise
     ggml_type before_type = GGML_TYPE_F16, after_type = GGML_TYPE_Q8_0;
 };
 
@@ -37,7 +41,8 @@ inline ggml_tensor * i32(ggml_context * ctx, std::vector<int64_t> ne) {
 inline Sources make_sources(ggml_context * ctx, ggml_dflash_op op, const Sizes & z) {
     ggml_tensor *slots = i32(ctx, {z.L}), *pending = i32(ctx, {z.N}), *n_rows = i32(ctx, {z.L});
     ggml_tensor *state = f32(ctx, {z.S, z.S, z.Hv, z.N}), *log = f32(ctx, {2 * z.S + 1, z.Hv, z.B, z.N});
-    ggml_tensor * rows = f32(ctx, {z.C, 3 + z.B, z.N});
+    ggml_tensor *rows = f32(ctx, {z.C, 3 + z.B, z.N}), *base = i32(ctx, {z.N});
+    ggml_tensor * history = i32(ctx, {z.positions, z.N});
     Sources src;
     switch (op) {
     case GGML_DFLASH_OP_GDN_VERIFY:
@@ -93,10 +98,17 @@ inline Sources make_sources(ggml_context * ctx, ggml_dflash_op op, const Sizes &
         src = {f32(ctx, {z.V, z.T, z.L}), i32(ctx, {z.L}), n_rows, i32(ctx, {GGML_DFLASH_SAMPLING_WORDS, z.L})};
         break;
     case GGML_DFLASH_OP_ACCEPT:
-        src = {i32(ctx, {z.T, z.L}), n_rows, slots, pending, i32(ctx, {z.N}), nullptr};
-        if (z.proposals) {
-            src[5] = i32(ctx, {z.T > 0 ? z.T - 1 : 0, z.L});
+        src = {i32(ctx, {z.T, z.L}), i32(ctx, {z.T, z.L}), n_rows, slots, pending, base, history};
+        break;
+    case GGML_DFLASH_OP_PLACE:
+        src = {slots, n_rows, base, history, i32(ctx, {z.max_pages, z.N}), nullptr};
+        if (z.has_ring) {
+            src[5] = i32(ctx, {z.ring_pages, z.N});
         }
+        break;
+    case GGML_DFLASH_OP_PENALISE:
+        src = {f32(ctx, {z.V, z.T, z.L}), i32(ctx, {z.T, z.L}),        i32(ctx, {z.L}), n_rows, slots, history,
+               f32(ctx, {2, z.N}),        i32(ctx, {2, z.biases, z.N})};
         break;
     }
     if (op == GGML_DFLASH_OP_GDN_ADVANCE || op == GGML_DFLASH_OP_CONV_ADVANCE) {
@@ -130,7 +142,11 @@ inline ggml_tensor * construct(ggml_context * ctx, ggml_dflash_op op, const Sour
     case GGML_DFLASH_OP_SAMPLE:
         return ggml_dflash_sample(ctx, s[0], s[1], s[2], s[3]);
     case GGML_DFLASH_OP_ACCEPT:
-        return ggml_dflash_accept(ctx, s[0], s[1], s[2], s[3], s[4], s[5]);
+        return ggml_dflash_accept(ctx, s[0], s[1], s[2], s[3], s[4], s[5], s[6]);
+    case GGML_DFLASH_OP_PLACE:
+        return ggml_dflash_place(ctx, s[0], s[1], s[2], s[3], s[4], s[5], (int32_t) z.T, z.fill, z.spare, z.ring_spare);
+    case GGML_DFLASH_OP_PENALISE:
+        return ggml_dflash_penalise(ctx, s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7]);
     }
     return nullptr;
 }
@@ -139,6 +155,7 @@ constexpr ggml_dflash_op ALL_OPS[] = {
     GGML_DFLASH_OP_GDN_VERIFY,   GGML_DFLASH_OP_GDN_ADVANCE, GGML_DFLASH_OP_GDN_COMMIT, GGML_DFLASH_OP_CONV_VERIFY,
     GGML_DFLASH_OP_CONV_ADVANCE, GGML_DFLASH_OP_CONV_COMMIT, GGML_DFLASH_OP_ATTENTION,  GGML_DFLASH_OP_MUL_MAT,
     GGML_DFLASH_OP_DYNAMIC_CONV, GGML_DFLASH_OP_SELECT,      GGML_DFLASH_OP_SAMPLE,     GGML_DFLASH_OP_ACCEPT,
+    GGML_DFLASH_OP_PLACE,        GGML_DFLASH_OP_PENALISE,
 };
 
 inline bool has_slots(ggml_dflash_op op) {

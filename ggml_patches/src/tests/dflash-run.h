@@ -31,9 +31,10 @@ inline bool is_written(const ggml_tensor * node, int i) {
         return i == 2;
     case GGML_DFLASH_OP_GDN_COMMIT:
     case GGML_DFLASH_OP_CONV_COMMIT:
+    case GGML_DFLASH_OP_PENALISE:
         return i == 0;
     case GGML_DFLASH_OP_ACCEPT:
-        return i == 3 || i == 4;
+        return i == 4 || i == 5 || i == 6;
     default:
         return false;
     }

@@ -1,7 +1,8 @@
 #pragma once
 
-// select: candidates and walk against the rule in double. Where all numbers are whole the edge scores are exact, and so
-// are the proposals; elsewhere every step of the walk is held to the best one within the rounding of its score.
+// select: the block, its candidates and walk, against the rule in double. Where all numbers are whole the edge scores
+// are exact, and so are the proposals; elsewhere every step of the walk is held to the best one within the rounding of
+// its score.
 
 #include "dflash-tokens.h"
 
@@ -146,13 +147,15 @@ inline Score score_of(const SelectCase & c, int64_t p, int64_t lane, int32_t bef
 }
 
 // Every step of the walk that was taken, from the token that was taken before.
-inline void select_check(const SelectCase & c, const Ints & proposals, const char * what) {
+inline void select_check(const SelectCase & c, const Ints & blocks, const char * what) {
+    counter().expect((int64_t) blocks.size() == c.L * (1 + c.P), "%s: %d tokens", what, (int) blocks.size());
     for (int64_t lane = 0; lane < c.L; lane++) {
-        const int32_t * walk = &proposals[lane * c.P];
+        const int32_t *block = &blocks[lane * (1 + c.P)], *walk = block + 1;
         if (c.anchors[lane] < 0 || c.anchors[lane] >= c.V) {
-            counter().expect(all_dead(walk, c.P), "%s: dead lane %d has proposals", what, (int) lane);
+            counter().expect(all_zero(block, 1 + c.P), "%s: dead lane %d has a block", what, (int) lane);
             continue;
         }
+        counter().expect(block[0] == c.anchors[lane], "%s: lane %d begins with %d", what, (int) lane, block[0]);
         for (int64_t p = 0; p < c.P; p++) {
             const int32_t before = p == 0 ? c.anchors[lane] : walk[p - 1];
             const Ints ids = candidates_of(c, p, lane);
@@ -188,8 +191,8 @@ inline void select_independence(const SelectCase & c, const Ints & together) {
     for (int64_t lane = 0; lane < c.L; lane++) {
         for (int64_t n = 1; n <= c.P; n++) { // rows that follow change nothing
             const Ints alone = select_run(c.part(n, lane));
-            counter().expect(std::equal(alone.begin(), alone.end(), &together[lane * c.P]), "%d rows of lane %d alone",
-                             (int) n, (int) lane);
+            counter().expect(std::equal(alone.begin(), alone.end(), &together[lane * (1 + c.P)]),
+                             "%d rows of lane %d alone", (int) n, (int) lane);
         }
     }
 }
@@ -217,7 +220,7 @@ inline void select_bad_data() {
     std::fill_n(&c.logits[3 * 40], 3 * 40, NAN);
     const Ints out = select_run(c, 2);
     select_check(c, out, "anchors");
-    counter().expect(!all_dead(&out[0], 3) && !all_dead(&out[9], 3), "live lanes are dead");
+    counter().expect(!all_zero(&out[0], 4) && !all_zero(&out[12], 4), "live lanes are dead");
 
     counter().label = "select, edges that are NaN";
     SelectCase edges(50, 2, 1, 32, 8, true);
@@ -233,8 +236,8 @@ inline void select_bad_data() {
             edges.how[0].temperature = temperature;
             const Ints walk = select_run(edges);
             select_check(edges, walk, "NaN");
-            const bool is_nan = std::find(ids.begin(), ids.begin() + n, walk[0]) != ids.begin() + n;
-            counter().expect(is_nan == (n == 8), "%d NaN: takes %d", n, walk[0]);
+            const bool is_nan = std::find(ids.begin(), ids.begin() + n, walk[1]) != ids.begin() + n;
+            counter().expect(is_nan == (n == 8), "%d NaN: takes %d", n, walk[1]);
         }
     }
 

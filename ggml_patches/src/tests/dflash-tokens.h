@@ -1,8 +1,8 @@
 #pragma once
 
-// What the cases about tokens (select, sample, accept) share: reading them, and the rules of drawing from
-// ggml_patches/README.md one step at a time. A double operation on floats, rounded to float, is the float operation, so
-// no compiler flag changes the numbers here.
+// What the cases about tokens (select, sample, accept, place, penalise) share: reading them, and the rules of drawing
+// from ggml_patches/README.md one step at a time. A double operation on floats, rounded to float, is the float
+// operation, so no compiler flag changes the numbers here.
 
 #include "dflash-harness.h"
 
@@ -10,6 +10,10 @@
 
 inline bool all_dead(const int32_t * tokens, size_t n) {
     return std::all_of(tokens, tokens + n, [](int32_t token) { return token == -1; });
+}
+
+inline bool all_zero(const int32_t * tokens, size_t n) {
+    return std::all_of(tokens, tokens + n, [](int32_t token) { return token == 0; });
 }
 
 // How a lane draws: a column of the sampling tensor.

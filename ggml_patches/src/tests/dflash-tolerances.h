@@ -14,6 +14,8 @@ enum class Rule {
     ATTENTION_F32,
     ATTENTION_HALF,
     ATTENTION_HALF_BESIDE_F32,
+    MUL_MAT,
+    MUL_MAT_HALF,
     DYNAMIC_CONV,
     EXACT,
     UPSTREAM_GDN,
@@ -41,8 +43,14 @@ constexpr Tolerance TOLERANCES[] = {
     {Rule::ATTENTION_HALF_BESIDE_F32, 6e-3,
      "tensor cores, against F32: q, k and v rounded to f16 move scores of standard deviation 2.7 by up to 2e-3 and "
      "results by up to 4e-3 (computed for the shapes of the cases)"},
+    {Rule::MUL_MAT, 0.2,
+     "beside the CPU: there an activation is rounded to 2^-12 of the largest of 256, which moves a sum of 512 products "
+     "by up to 0.1; what devices round is less"},
+    {Rule::MUL_MAT_HALF, 1e-3,
+     "devices, of the sum of the products' magnitudes: activation and weight are rounded to f16, 2^-11 relative each; "
+     "sums are F32"},
     {Rule::DYNAMIC_CONV, 1e-6, "F32, at most 8 fused multiply-adds in a fixed order"},
-    {Rule::EXACT, 0.0, "numbers of tokens and rows"},
+    {Rule::EXACT, 0.0, "numbers of tokens and rows, and logits after single rounded operations"},
     {Rule::UPSTREAM_GDN, 1e-4, "as GDN, with upstream's fast expf and its own order of sums"},
     {Rule::UPSTREAM_GDN_NATIVE, 2e-3, "SYCL: upstream takes native::exp, whose precision is the device's own affair"},
 };
@@ -80,6 +88,8 @@ inline Rule rule_of(ggml_dflash_backend backend, const ggml_tensor * node) {
         return has_half_factors(backend, node->src[0]->ne[0], node->src[1]->type, node->src[2]->type)
                    ? Rule::ATTENTION_HALF_BESIDE_F32
                    : Rule::ATTENTION_F32;
+    case GGML_DFLASH_OP_MUL_MAT:
+        return Rule::MUL_MAT;
     case GGML_DFLASH_OP_DYNAMIC_CONV:
         return Rule::DYNAMIC_CONV;
     default:

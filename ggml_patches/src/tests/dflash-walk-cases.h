@@ -77,7 +77,11 @@ inline std::vector<int64_t Sizes::*> sizes_of(ggml_dflash_op op) {
     case GGML_DFLASH_OP_SAMPLE:
         return {&Sizes::V, &Sizes::T, &Sizes::L};
     case GGML_DFLASH_OP_ACCEPT:
-        return {&Sizes::T, &Sizes::L, &Sizes::N};
+        return {&Sizes::T, &Sizes::L, &Sizes::N, &Sizes::positions};
+    case GGML_DFLASH_OP_PLACE:
+        return {&Sizes::T, &Sizes::L, &Sizes::N, &Sizes::positions, &Sizes::max_pages, &Sizes::ring_pages};
+    case GGML_DFLASH_OP_PENALISE:
+        return {&Sizes::V, &Sizes::T, &Sizes::L, &Sizes::N, &Sizes::positions, &Sizes::biases};
     }
     return {};
 }
@@ -227,15 +231,32 @@ inline void walk_draft() {
     SizeProduct books;
     books.by(&Sizes::before_type, types).by(&Sizes::after_type, types).by(&Sizes::R, {32, 256});
     walk_op(GGML_DFLASH_OP_SELECT, books.table(), 7);
+}
 
+// The ops around a run.
+inline void walk_tokens() {
     SizeProduct sample;
     sample.by(&Sizes::V, {1, 33, 1100, 5000}).by(&Sizes::T, {1, 16}).by(&Sizes::L, {1, 3});
     walk_op(GGML_DFLASH_OP_SAMPLE, sample.table(), 5);
 
     SizeProduct accept;
     accept.by(&Sizes::T, {1, 2, 8, 16}).by(&Sizes::L, {1, 3, 64}).by(&Sizes::N, {1, 4, 80});
-    accept.by({[](Sizes & z) { z.proposals = z.T > 1; }});
-    walk_op(GGML_DFLASH_OP_ACCEPT, accept.table(), 7);
+    accept.by(&Sizes::positions, {1, 100});
+    walk_op(GGML_DFLASH_OP_ACCEPT, accept.table(), 13);
+
+    const auto without_ring = [](Sizes & z) {
+        z.has_ring = false;
+        z.ring_spare = 0;
+    };
+    SizeProduct place;
+    place.by(&Sizes::T, {1, 16, 300}).by(&Sizes::L, {1, 3, 64}).by(&Sizes::N, {1, 80}).by(&Sizes::positions, {1, 400});
+    place.by(&Sizes::fill, {-1, 5}).by({[](Sizes &) {}, without_ring});
+    walk_op(GGML_DFLASH_OP_PLACE, place.table(), 29);
+
+    SizeProduct penalise;
+    penalise.by(&Sizes::V, {1, 33, 5000}).by(&Sizes::T, {1, 16}).by(&Sizes::L, {1, 3}).by(&Sizes::N, {1, 4});
+    penalise.by(&Sizes::positions, {1, 400}).by(&Sizes::biases, {1, 300});
+    walk_op(GGML_DFLASH_OP_PENALISE, penalise.table(), 17);
 }
 
 inline void walk_cases() {
@@ -244,6 +265,7 @@ inline void walk_cases() {
     walk_attention();
     walk_mul_mat();
     walk_draft();
+    walk_tokens();
 }
 
 // Views begin anywhere that an element may: nothing that a predicate sees.

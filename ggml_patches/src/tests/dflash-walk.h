@@ -110,11 +110,20 @@ inline int64_t rows_per_lane(const ggml_tensor * node) {
     case GGML_DFLASH_OP_CONV_ADVANCE:
         return node->ne[1];
     case GGML_DFLASH_OP_SAMPLE:
+    case GGML_DFLASH_OP_PENALISE:
+        return node->src[0]->ne[1];
     case GGML_DFLASH_OP_ACCEPT:
-        return node->src[0]->ne[node->src[0]->type == GGML_TYPE_I32 ? 0 : 1];
+        return node->src[0]->ne[0];
+    case GGML_DFLASH_OP_PLACE:
+        return node->op_params[1];
     default:
         return node->ne[2];
     }
+}
+
+// A word of pair i of n: 0.5 for every third id, and the last pair ends the list.
+inline int64_t bias_word(int64_t word, int64_t i, int64_t n) {
+    return word == 1 ? 0x3F000000 : i + 1 < n ? 3 * i : -1;
 }
 
 // Numbers for an I32 source: mostly live lanes, and of every kind some that are not.
@@ -127,15 +136,20 @@ inline Ints integers_for(const ggml_tensor * node, const std::string & name, con
         }
         return sampling_columns(lanes);
     }
+    const bool is_attention = ggml_dflash_get_op(node) == GGML_DFLASH_OP_ATTENTION;
+    const int64_t n_pages = is_attention ? node->src[1]->ne[2] / 16 : 90;
     Ints x(n);
     for (int64_t i = 0; i < n; i++) {
-        const int64_t value = name == "slots"       ? n - 1 - i
-                              : name == "n_pending" ? i % 2
-                              : name == "n_rows"    ? T - i % 2
-                              : name == "base"      ? 5 * i
-                              : name == "table"     ? 7 * i % (node->src[1]->ne[2] / 16)
-                              : name == "anchors"   ? i % 8
-                                                    : 3 * (i / (source->ne[0])) + i % source->ne[0] % 5; // tokens
+        const int64_t list = i / source->ne[0], at = i % source->ne[0];
+        const int64_t value = name == "slots"                     ? n - 1 - i
+                              : name == "n_pending"               ? i % 2
+                              : name == "n_rows"                  ? T - i % 2
+                              : name == "base"                    ? 5 * i
+                              : name == "table" || name == "ring" ? 7 * i % n_pages
+                              : name == "anchors"                 ? i % 8
+                              : name == "bias"                    ? bias_word(at, list % source->ne[1], source->ne[1])
+                              : name == "block"                   ? 3 * list + (at + 4) % 5 // of tokens, a row later
+                                                                  : 3 * list + at % 5;      // tokens, history
         x[i] = (int32_t) value;
     }
     return x;
@@ -151,7 +165,10 @@ inline Floats numbers_for(const ggml_tensor * node, const std::string & name, co
                                               : 1.0f;
     Floats x = normal(ggml_nelements(source), deviation);
     for (float & value : x) {
-        value = name == "g" ? -std::fabs(value) : name == "beta" ? 1.0f / (1.0f + std::exp(-value)) : value;
+        value = name == "g"           ? -std::fabs(value)
+                : name == "beta"      ? 1.0f / (1.0f + std::exp(-value))
+                : name == "penalties" ? 1.0f + std::fabs(value)
+                                      : value;
     }
     return x;
 }

@@ -9,6 +9,8 @@
 #include "dflash-gdn-cases.h"
 #include "dflash-mul-mat-cases.h"
 #include "dflash-order-cases.h"
+#include "dflash-penalise-cases.h"
+#include "dflash-place-cases.h"
 #include "dflash-refused-cases.h"
 #include "dflash-sample-cases.h"
 #include "dflash-select-cases.h"
@@ -52,10 +54,15 @@ const Group GROUPS[] = {
     {"select", select_cases, {GGML_DFLASH_OP_SELECT}, nullptr},
     {"sample", sample_cases, {GGML_DFLASH_OP_SAMPLE}, nullptr},
     {"accept", accept_cases, {GGML_DFLASH_OP_ACCEPT}, nullptr},
+    {"place", place_cases, {GGML_DFLASH_OP_PLACE}, nullptr},
+    {"penalise", penalise_cases, {GGML_DFLASH_OP_PENALISE}, nullptr},
     {"walk", walk_cases, {}, nullptr},
     {"walk_shifted", walk_shifted_cases, {}, nullptr},
     {"walk_upstream", upstream_cases, {}, nullptr}, // needs upstream's own kernel
-    {"order", order_cases, {GGML_DFLASH_OP_GDN_VERIFY, GGML_DFLASH_OP_ACCEPT}, nullptr},
+    {"order",
+     order_cases,
+     {GGML_DFLASH_OP_GDN_VERIFY, GGML_DFLASH_OP_ACCEPT, GGML_DFLASH_OP_PLACE, GGML_DFLASH_OP_PENALISE},
+     nullptr},
     {"order_products", order_products_cases, {GGML_DFLASH_OP_GDN_VERIFY}, nullptr}, // needs ggml's mul_mat and cpy
 };
 

@@ -4,7 +4,7 @@ enum ggml_dflash_op {
     GGML_DFLASH_OP_GDN_VERIFY, GGML_DFLASH_OP_GDN_ADVANCE, GGML_DFLASH_OP_GDN_COMMIT, GGML_DFLASH_OP_CONV_VERIFY,
     GGML_DFLASH_OP_CONV_ADVANCE, GGML_DFLASH_OP_CONV_COMMIT, GGML_DFLASH_OP_ATTENTION,
     GGML_DFLASH_OP_MUL_MAT, GGML_DFLASH_OP_DYNAMIC_CONV, GGML_DFLASH_OP_SELECT, GGML_DFLASH_OP_SAMPLE,
-    GGML_DFLASH_OP_ACCEPT, ...
+    GGML_DFLASH_OP_ACCEPT, GGML_DFLASH_OP_PLACE, GGML_DFLASH_OP_PENALISE, ...
 };
 
 enum ggml_dflash_sampling {
@@ -52,8 +52,17 @@ struct ggml_tensor * ggml_dflash_sample(
     struct ggml_context * ctx, struct ggml_tensor * logits, struct ggml_tensor * base, struct ggml_tensor * n_rows,
     struct ggml_tensor * sampling);
 struct ggml_tensor * ggml_dflash_accept(
-    struct ggml_context * ctx, struct ggml_tensor * tokens, struct ggml_tensor * n_rows, struct ggml_tensor * slots,
-    struct ggml_tensor * n_pending, struct ggml_tensor * anchors, struct ggml_tensor * proposals);
+    struct ggml_context * ctx, struct ggml_tensor * tokens, struct ggml_tensor * block, struct ggml_tensor * n_rows,
+    struct ggml_tensor * slots, struct ggml_tensor * n_pending, struct ggml_tensor * base,
+    struct ggml_tensor * history);
+struct ggml_tensor * ggml_dflash_place(
+    struct ggml_context * ctx, struct ggml_tensor * slots, struct ggml_tensor * n_rows, struct ggml_tensor * base,
+    struct ggml_tensor * history, struct ggml_tensor * table, struct ggml_tensor * ring, int32_t rows, int32_t fill,
+    int32_t spare, int32_t ring_spare);
+struct ggml_tensor * ggml_dflash_penalise(
+    struct ggml_context * ctx, struct ggml_tensor * logits, struct ggml_tensor * block, struct ggml_tensor * base,
+    struct ggml_tensor * n_rows, struct ggml_tensor * slots, struct ggml_tensor * history,
+    struct ggml_tensor * penalties, struct ggml_tensor * bias);
 bool ggml_dflash_supported(enum ggml_dflash_backend backend, const struct ggml_tensor * op);
 const char * ggml_dflash_check_gated_delta_net(const struct ggml_tensor * op);
 const char * ggml_dflash_check(const struct ggml_tensor * op);

@@ -22,6 +22,8 @@ size_t ggml_dflash_work_size(const ggml_tensor * node, int n_tasks) {
         return dflash::mul_mat_work_size(node);
     case GGML_DFLASH_OP_SELECT:
         return dflash::select_work_size(node);
+    case GGML_DFLASH_OP_PENALISE:
+        return dflash::penalise_work_size(node, n_tasks);
     default:
         return 0;
     }

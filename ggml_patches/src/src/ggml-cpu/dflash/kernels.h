@@ -27,10 +27,13 @@ void dynamic_conv(const ggml_compute_params * params, ggml_tensor * dst);
 void select(const ggml_compute_params * params, ggml_tensor * dst);
 void sample(const ggml_compute_params * params, ggml_tensor * dst);
 void accept(const ggml_compute_params * params, ggml_tensor * dst);
+void place(const ggml_compute_params * params, ggml_tensor * dst);
+void penalise(const ggml_compute_params * params, ggml_tensor * dst);
 
 size_t attention_work_size(const ggml_tensor * node, int n_tasks);
 size_t mul_mat_work_size(const ggml_tensor * node);
 size_t select_work_size(const ggml_tensor * node);
+size_t penalise_work_size(const ggml_tensor * node, int n_tasks);
 
 // Slot of a lane, or -1 if the lane is padded.
 inline int64_t slot_of(const int32_t * slots, int64_t lane, int64_t n_slots) {

@@ -1,4 +1,4 @@
-// A draft's proposals: the candidates of every row, which are its largest logits, then a walk from the anchor that
+// A draft's block: the anchor, then proposals. The candidates of a row are its largest logits; a walk from the anchor
 // takes the best successor of what it took before.
 //
 // All threads look for candidates, a row at a time; the walk of a lane is one thread's.
@@ -151,13 +151,12 @@ void select(const ggml_compute_params * params, ggml_tensor * dst) {
 
     const Share lanes(node.L, params);
     for (int64_t lane = lanes.begin; lane < lanes.end; lane++) {
-        int32_t * proposals = at<int32_t>(dst, lane);
+        int32_t * block = at<int32_t>(dst, lane);
         if (node.is_live(lane)) {
-            walk(node, lane, proposals);
+            block[0] = node.anchors[lane];
+            walk(node, lane, block + 1);
         } else {
-            for (int64_t p = 0; p < node.P; p++) {
-                proposals[p] = -1;
-            }
+            std::memset(block, 0, (node.P + 1) * sizeof(*block));
         }
     }
 }

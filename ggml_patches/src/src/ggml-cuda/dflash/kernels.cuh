@@ -26,10 +26,13 @@ void conv_verify(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 void conv_advance(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 void conv_commit(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 void attention(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
+void mul_mat(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 void dynamic_conv(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 void select(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 void sample(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 void accept(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
+void place(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
+void penalise(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 
 // Slot of a lane, or -1 if the lane is padded.
 __device__ __forceinline__ int slot_of(const int32_t * slots, int lane, int n_slots) {

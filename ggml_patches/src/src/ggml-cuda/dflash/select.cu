@@ -1,6 +1,6 @@
-// A draft's proposals, in four kernels: the scan reads all logits once, on all multiprocessors; a block per row finds
-// its candidates; a block per row finds for each candidate of the row before the one that follows it best; a block per
-// lane then only follows these from the anchor.
+// A draft's block, the anchor and its proposals, in four kernels: the scan reads all logits once, on all
+// multiprocessors; a block per row finds its candidates; a block per row finds for each candidate of the row before the
+// one that follows it best; a block per lane then only follows these from the anchor.
 
 #include "codebook.cuh"
 #include "draw.cuh"
@@ -20,7 +20,7 @@ struct Node {
     float * numbers;       // of the groups: the largest logit
     uint64_t * candidates; // places [MAX_K, P, L]
     uint8_t * successors;  // [MAX_K, P, L]: which candidate follows candidate a of the row before
-    int32_t * proposals;
+    int32_t * block;       // [1 + P, L]
     int V, P, rank, top_k, n_groups;
 
     __device__ bool is_live(int lane) const { return anchors[lane] >= 0 && anchors[lane] < V; }
@@ -187,10 +187,12 @@ __global__ void __launch_bounds__(WALK_THREADS) walk(const Node node) {
     }
     __syncthreads();
     if (i == 0) {
+        int32_t * block = node.block + lane * (1 + P);
         int taken = 0;
+        block[0] = is_live ? node.anchors[lane] : 0;
         for (int p = 0; p < P; p++) {
             taken = is_live ? successors[p * MAX_K + taken] : 0;
-            node.proposals[lane * P + p] = is_live ? ids[p * MAX_K + taken] : -1;
+            block[1 + p] = is_live ? ids[p * MAX_K + taken] : 0;
         }
     }
 }

@@ -38,6 +38,8 @@ void dynamic_conv(ggml_backend_sycl_context & ctx, ggml_tensor * dst);
 void select(ggml_backend_sycl_context & ctx, ggml_tensor * dst);
 void sample(ggml_backend_sycl_context & ctx, ggml_tensor * dst);
 void accept(ggml_backend_sycl_context & ctx, ggml_tensor * dst);
+void place(ggml_backend_sycl_context & ctx, ggml_tensor * dst);
+void penalise(ggml_backend_sycl_context & ctx, ggml_tensor * dst);
 
 using Item = sycl::nd_item<3>;
 template <typename T> using Local = sycl::local_accessor<T, 1>;

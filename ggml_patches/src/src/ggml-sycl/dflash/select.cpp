@@ -1,5 +1,5 @@
-// A draft's proposals: the candidates of every row, which are its largest logits, then a walk from the anchor that
-// takes the best successor of what it took before.
+// A draft's block, the anchor and its proposals: the candidates of every row, which are its largest logits, then a walk
+// from the anchor that takes the best successor of what it took before.
 //
 // Candidates are found as keys (numbers.hpp), smallest first: the top_k of every piece of a row, then of all pieces. No
 // two keys of a row are equal, so where a row is cut makes no difference.
@@ -31,7 +31,7 @@ struct Select {
             rank = (int) dst->src[4]->ne[0];
             predecessor_type = dst->src[5]->type, successor_type = dst->src[6]->type;
         }
-        V = (int) dst->src[0]->ne[0], P = (int) dst->ne[0], L = (int) dst->ne[1];
+        V = (int) dst->src[0]->ne[0], P = (int) dst->src[0]->ne[1], L = (int) dst->src[0]->ne[2];
         top_k = dst->op_params[1];
         n_pieces = (V + SELECT_PIECE - 1) / SELECT_PIECE;
     }
@@ -115,12 +115,15 @@ struct SelectWalk {
 
     void operator()(Item item) const {
         const int lane = (int) item.get_group(0), local = (int) item.get_local_id(2);
-        int32_t * proposals = node.out.at<int32_t>(lane);
+        int32_t * block = node.out.at<int32_t>(lane);
         if (!node.is_live(lane)) {
-            if (local < node.P) {
-                proposals[local] = -1;
+            if (local <= node.P) {
+                block[local] = 0;
             }
             return;
+        }
+        if (local == 0) {
+            block[0] = node.anchors[lane];
         }
         const Sampling sampling(node.sampling.at<int32_t>(lane));
         int token = node.anchors[lane];
@@ -136,7 +139,7 @@ struct SelectWalk {
             sycl::group_barrier(item.get_group());
             if (local == 0) {
                 taken[0] = id_of(candidates[first_best()]);
-                proposals[p] = taken[0];
+                block[1 + p] = taken[0];
             }
             sycl::group_barrier(item.get_group());
             token = taken[0];
