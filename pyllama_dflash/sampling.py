@@ -1,16 +1,4 @@
-"""How the next token is chosen: parameters, the noise, and the draw on the host.
-
-Greedy takes the largest logit.  Otherwise the draw is Gumbel-max: over the tokens that top-k, top-p and min-p leave,
-the largest ``logit / T + G(seed, position, token)``, which is a sample of softmax(logit / T).  G does not depend on the
-logits, so verification is equality with the target's own draw, and a draft that adds the same G to its scores tends to
-the same token.  The first (lowest) index wins every tie.
-
-The recipe of the noise and of the filters, bit for bit, is in ggml_patches/README.md ("Drawing, bit for bit"); the ops
-`sample` and `select` follow it too.  In short: top-k (largest k, ties by lower id), then top-p (the shortest prefix, by
-falling rounded distance from the largest logit and then rising id, that holds at least p of what is left; weights are
-whole numbers, so their sum has no order), then min-p (logit >= largest + log p), all on the logits before temperature.
-At least one token is always kept.
-"""
+"""What a request asks of the sampler and when it ends: the parameters, their limits, and the words the ops read."""
 
 from __future__ import annotations
 
@@ -18,35 +6,74 @@ import dataclasses
 import functools
 import math
 import struct
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import DeviceError, RequestError
-
-F32 = np.float32
-FloatArray = NDArray[np.float32]
-IntArray = NDArray[np.integer[Any]]
+from .errors import RequestError
 
 MAX_STOPS = 16
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-_LN2 = F32(0.6931471805599453)
-_SQRT_HALF = np.int32(0x3F3504F3)
-# More than the distance between the smallest and the largest noise: a token this far below the best cannot win.
-_SPAN = F32(32.0)
-# Elements handled at a time, so that the temporaries stay in the CPU's cache.
-_CHUNK = 8192
+MAX_BIASES = 1024
+MAX_WIDTH = 16
+_MAX_ID = 2**31 - 1
+_F32_MAX = float(np.finfo(np.float32).max)
+_F32_TINY = float(np.finfo(np.float32).tiny)
+
+# Of each parameter that is a number: what is allowed (never NaN, which fails every comparison), and how to say it.
+_NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
+    "temperature": (lambda x: x == 0 or 1e-6 <= x <= 1e6, "0 (greedy) or 1e-06..1e+06"),
+    "top_p": (lambda x: 0 <= x <= 1, "a number in 0..1"),
+    "min_p": (lambda x: 0 <= x <= 1, "a number in 0..1"),
+    # Logits are divided by it in F32: it must be a normal number there, as some devices take others for 0.
+    "repetition_penalty": (lambda x: _F32_TINY <= x <= _F32_MAX, "a number above 0 in F32, 1.18e-38..3.4e+38"),
+    "presence_penalty": (lambda x: -1e4 <= x <= 1e4, "a number in -10000..10000"),
+}
+_WHOLE_NUMBERS = {"top_k": (0, 2**31 - 1), "seed": (0, 2**64 - 1), "max_tokens": (1, 2**31 - 1)}
+
+
+class LogitBias(Mapping[int, float]):
+    """What is added to a token's logit: token id -> bias, by rising id. Immutable and hashable.
+
+    Raises:
+        RequestError: no mapping, too many entries, an id that is none, a bias that is neither finite in F32 nor -inf.
+    """
+
+    def __init__(self, entries: Mapping[int, float]) -> None:
+        if not isinstance(entries, Mapping):
+            raise RequestError("logit_bias", entries, "a mapping of token ids to numbers")
+        if len(entries) > MAX_BIASES:
+            raise RequestError("logit_bias", f"{len(entries)} entries", f"at most {MAX_BIASES}")
+        self._of = dict(sorted(_checked_bias(token, bias) for token, bias in entries.items()))
+        self._hash = hash(tuple(self._of.items()))
+
+    def __getitem__(self, token: int) -> float:
+        return self._of[token]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._of)
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return repr(self._of)
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """What a request asks of the sampler and when it ends.
 
-    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 switch the filter off.  `stop` strings end the text before
-    their first occurrence and are not part of it.  `speculate` False decodes in plain steps: the same tokens, slower.
+    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 switch the filter off.  Before the filters comes `logit_bias`
+    (token id -> what is added to its logit; -inf forbids the token), then, for the tokens that prompt and text hold
+    already, `repetition_penalty` (a logit above 0 is divided by it, others are multiplied) and `presence_penalty`
+    (subtracted).  `stop` strings end the text before their first occurrence and are not part of it.  `width` is the
+    most rows a round may have: 1 decodes in plain steps, None follows what was accepted lately; same tokens anyway.
 
     Raises:
         RequestError: a value of the wrong type or outside its limit; names parameter, value and limit.
@@ -56,31 +83,34 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # kept as a LogitBias
     seed: int = 0
     max_tokens: int = 128
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
-    speculate: bool = True
+    width: int | None = None
 
     def __post_init__(self) -> None:
-        temperature = self.temperature
-        if not (_is_number(temperature) and (temperature == 0 or 1e-6 <= temperature <= 1e6)):
-            raise RequestError("temperature", temperature, "0 (greedy) or 1e-06..1e+06")
-        self._keep("temperature", float(temperature))
-        for name in ("top_p", "min_p"):
-            value = getattr(self, name)
-            if not (_is_number(value) and 0 <= value <= 1):
-                raise RequestError(name, value, "a number in 0..1")
-            self._keep(name, float(value))
-        for name, low, high in (("top_k", 0, 2**31 - 1), ("seed", 0, 2**64 - 1), ("max_tokens", 1, 2**31 - 1)):
+        for name, (allowed, limit) in _NUMBERS.items():
+            number = _as_float(getattr(self, name))
+            if not allowed(number):
+                raise RequestError(name, getattr(self, name), limit)
+            self._keep(name, number)
+        for name, (low, high) in _WHOLE_NUMBERS.items():
             value = getattr(self, name)
             if not (_is_integer(value) and low <= value <= high):
                 raise RequestError(name, value, f"a whole number in {low}..{high}")
             self._keep(name, int(value))
-        for name in ("ignore_eos", "speculate"):
-            if not isinstance(getattr(self, name), (bool, np.bool_)):
-                raise RequestError(name, getattr(self, name), "True or False")
-            self._keep(name, bool(getattr(self, name)))
+        if self.width is not None:
+            if not (_is_integer(self.width) and 1 <= self.width <= MAX_WIDTH):
+                raise RequestError("width", self.width, f"None or a whole number in 1..{MAX_WIDTH}")
+            self._keep("width", int(self.width))
+        if not isinstance(self.ignore_eos, (bool, np.bool_)):
+            raise RequestError("ignore_eos", self.ignore_eos, "True or False")
+        self._keep("ignore_eos", bool(self.ignore_eos))
+        self._keep("logit_bias", LogitBias(self.logit_bias))
         self._keep("stop", _checked_stops(self.stop))
 
     def _keep(self, name: str, value: object) -> None:
@@ -93,7 +123,7 @@ class SamplingParams:
 
     def replaced(self, **overrides: Any) -> SamplingParams:
         """A copy with some values changed; an unknown name is a RequestError."""
-        known = [field.name for field in dataclasses.fields(self)]
+        known = [f.name for f in dataclasses.fields(self)]
         for name, value in overrides.items():
             if name not in known:
                 raise RequestError(name, value, "one of " + ", ".join(known))
@@ -117,8 +147,22 @@ def _is_integer(value: object) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def _is_number(value: object) -> bool:
-    return _is_integer(value) or isinstance(value, (float, np.floating))
+def _as_float(value: Any) -> float:
+    """`value` as a float, never -0 (so that equal parameters have equal bits); NaN where it is no number or too big."""
+    if not (_is_integer(value) or isinstance(value, (float, np.floating))):
+        return math.nan
+    try:
+        return float(value) + 0.0
+    except OverflowError:
+        return math.nan
+
+
+def _checked_bias(token: Any, bias: Any) -> tuple[int, float]:
+    number = _as_float(bias)
+    if not (_is_integer(token) and 0 <= token <= _MAX_ID and (number == -math.inf or -_F32_MAX <= number <= _F32_MAX)):
+        limit = f"token ids in 0..{_MAX_ID}, each with -inf or a number that is finite in F32"
+        raise RequestError("logit_bias", {token: bias}, limit)
+    return int(token), number
 
 
 def _checked_stops(stop: object) -> tuple[str, ...]:
@@ -131,160 +175,3 @@ def _checked_stops(stop: object) -> tuple[str, ...]:
         if not isinstance(item, str) or not item or any(0xD800 <= ord(c) <= 0xDFFF for c in item):
             raise RequestError("stop", item, limit)
     return tuple(stop)
-
-
-def _mix(z: int) -> int:
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return z ^ (z >> 31)
-
-
-def _token_bits(seed: int, position: int, tokens: IntArray) -> NDArray[np.uint32]:
-    """The upper 32 bits of x in the recipe above, for every token."""
-    key = _mix((_mix(seed) + _GOLDEN * (position + 1)) & _MASK)
-    z = tokens.astype(np.uint64)
-    z *= np.uint64(_GOLDEN)
-    z += np.uint64((key + _GOLDEN) & _MASK)
-    z ^= z >> np.uint64(30)
-    z *= np.uint64(0xBF58476D1CE4E5B9)
-    z ^= z >> np.uint64(27)
-    z *= np.uint64(0x94D049BB133111EB)
-    z ^= z >> np.uint64(31)
-    bits: NDArray[np.uint32] = (z >> np.uint64(32)).astype(np.uint32)
-    return bits
-
-
-def _split(y: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """y = 2^k * (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2); returns (k, f)."""
-    bits = y.view(np.int32)
-    k = (bits - _SQRT_HALF) >> np.int32(23)
-    return k.astype(F32), (bits - (k << np.int32(23))).view(F32) - F32(1)
-
-
-def _log_tail(f: FloatArray) -> FloatArray:
-    """log(1 + f) as 2 atanh(f / (2 + f)); the series' next term is below half a unit in the last place."""
-    s = f / (F32(2) + f)
-    z = s * s
-    p = F32(1 / 7) + z * F32(1 / 9)
-    p = F32(1 / 5) + z * p
-    p = F32(1 / 3) + z * p
-    t = s + s
-    tail: FloatArray = t + t * (z * p)
-    return tail
-
-
-def noise(seed: int, position: int, tokens: IntArray) -> FloatArray:
-    """Standard Gumbel noise G(seed, position, token), F32, in the shape of `tokens`.
-
-    `position` is the absolute position of the token being drawn; all arguments are >= 0 and below 2^64.
-    """
-    tokens = np.asarray(tokens)
-    flat = tokens.reshape(-1)
-    result = np.empty(flat.size, F32)
-    for start in range(0, flat.size, _CHUNK):
-        part = slice(start, start + _CHUNK)
-        result[part] = _gumbel(_token_bits(seed, position, flat[part]))
-    return result.reshape(tokens.shape)
-
-
-def _gumbel(bits: NDArray[np.uint32]) -> FloatArray:
-    odd = bits.astype(np.int64) * 2 + 1
-    v = np.minimum(odd.astype(F32) * F32(2.0**-33), F32(1 - 2.0**-24))
-    k, f = _split(F32(1) - v)
-    k, f = _split(-(k * _LN2 + _log_tail(np.where(k == 0, -v, f))))
-    gumbel: FloatArray = -(k * _LN2 + _log_tail(f))
-    return gumbel
-
-
-def _fixed_weights(d: FloatArray) -> NDArray[np.uint64]:
-    """floor(exp(d) * 2^32) for d <= 0."""
-    result = np.zeros(d.size, np.uint64)
-    live = np.flatnonzero(d > F32(-23))
-    for start in range(0, live.size, _CHUNK):
-        part = live[start : start + _CHUNK]
-        result[part] = _fixed_exp(d[part])
-    return result
-
-
-def _fixed_exp(d: FloatArray) -> NDArray[np.uint64]:
-    n = np.rint(d * F32(1.4426950408889634))
-    r = (d - n * F32(0.693359375)) + n * F32(2.12194440e-4)
-    p = F32(1 / 720) + r * F32(1 / 5040)
-    for c in (1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0):
-        p = F32(c) + r * p
-    power = (n.astype(np.int32) + np.int32(32 + 127)) << np.int32(23)  # the bits of 2^(n + 32)
-    weights: NDArray[np.uint64] = (p * power.view(F32)).astype(np.uint64)
-    return weights
-
-
-def _top_k(logits: FloatArray, k: int) -> NDArray[np.int64]:
-    """Ids (rising) of the k largest logits, ties by lower id."""
-    if k >= logits.size:
-        return np.arange(logits.size)
-    least = np.partition(logits, logits.size - k)[logits.size - k]
-    above = np.flatnonzero(logits > least)
-    ties = np.flatnonzero(logits == least)[: k - above.size]
-    return np.sort(np.concatenate([above, ties]))
-
-
-def _top_p(logits: FloatArray, ids: NDArray[np.int64], p: float) -> NDArray[np.int64]:
-    """Those of `ids` (rising) that make up the shortest prefix by falling logit with at least p of the weight."""
-    values = logits[ids]
-    distance = values - values.max()
-    weights = _fixed_weights(distance)
-    need = max(1, math.ceil(p * int(weights.sum())))
-    for depth in (1, 2, 4, 8, 32):  # sort no more than the part that is needed
-        near = np.flatnonzero(distance > -depth)
-        if int(weights[near].sum()) >= need:
-            break
-    # The bits of a float >= +0 order like the float; with the index below them a plain sort settles ties by lower id.
-    keys = ((-distance[near] + F32(0)).view(np.uint32).astype(np.uint64) << np.uint64(32)) | near.astype(np.uint64)
-    order = (np.sort(keys) & np.uint64(0xFFFFFFFF)).astype(np.int64)
-    count = int(np.searchsorted(np.cumsum(weights[order]), np.uint64(need))) + 1
-    return np.sort(ids[order[:count]])
-
-
-def kept_tokens(logits: FloatArray, params: SamplingParams) -> NDArray[np.int64]:
-    """Ids, rising, of the tokens that top-k, top-p and min-p leave of a finite row `logits` [V]."""
-    ids = _top_k(logits, params.top_k) if params.top_k else np.arange(logits.size)
-    if params.top_p < 1.0:
-        ids = _top_p(logits, ids, params.top_p)
-    if params.min_p > 0.0:
-        ids = ids[logits[ids] >= logits.max() + F32(math.log(params.min_p))]
-    return ids
-
-
-def _over(logits: FloatArray, params: SamplingParams) -> FloatArray:
-    with np.errstate(over="ignore"):  # an absurd quotient becomes infinite; the lowest id wins among such
-        scaled: FloatArray = logits / F32(params.temperature)
-    return scaled
-
-
-def draw(logits: FloatArray, params: SamplingParams, position: int) -> int:
-    """The token at absolute `position`, chosen from its row of logits, F32 [V]; -inf marks a forbidden token.
-
-    Raises:
-        DeviceError: the row holds NaN or +inf, or nothing but -inf.
-    """
-    logits = np.asarray(logits, F32)
-    first = int(np.argmax(logits))  # a NaN wins argmax, so looking at the winner checks the row
-    best = logits[first]
-    if not math.isfinite(best):
-        raise DeviceError(f"logits at position {position} are not finite (token {first}: {best})")
-    if params.greedy:
-        return first
-    ids = kept_tokens(logits, params)
-    scaled = _over(logits[ids], params)
-    near = np.flatnonzero(scaled >= scaled.max() - _SPAN)
-    ids = ids[near]
-    return int(ids[np.argmax(scaled[near] + noise(params.seed, position, ids))])
-
-
-def draft_scores(scores: FloatArray, candidate_ids: IntArray, params: SamplingParams, position: int) -> FloatArray:
-    """What the draft's walk maximises over its candidates for `position`: scores / T + noise, or the plain scores.
-
-    `scores` (F32) and `candidate_ids` have the same shape; so has the result.
-    """
-    if params.greedy:
-        return scores
-    return _over(scores, params) + noise(params.seed, position, candidate_ids)

@@ -20,6 +20,8 @@ class StopMatcher:
 
     def feed(self, text: str) -> tuple[str, bool]:
         """The text that is certain now, and whether a stop string is complete; after that nothing is passed on."""
+        if not self._stop:
+            return text, False
         if self.stopped:
             return "", True
         text = self._held + text

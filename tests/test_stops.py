@@ -78,16 +78,16 @@ def test_without_stop_strings_everything_passes() -> None:
 
 
 def test_result_derives_rates_and_becomes_json() -> None:
-    timings = Timings(prefill_s=0.5, first_token_s=0.6, decode_s=2.0, draft_s=0.5, verify_s=1.25, host_s=0.25)
+    timings = Timings(prefill_s=0.5, first_token_s=0.6, decode_s=2.0, host_s=0.25)
     result = Result("hé", tuple(range(12)), "stop", 5, 4, 28, (4, 3, 1, 0, 0, 0, 0), timings)
     assert result.tokens_per_second == 6.0 and result.mean_accepted_length == 3.0
     read = json.loads(json.dumps(result.to_dict()))
     assert read["text"] == "hé" and read["tokens"] == list(range(12)) and read["finish_reason"] == "stop"
-    assert read["accepted_per_position"] == [4, 3, 1, 0, 0, 0, 0] and read["timings"]["verify_s"] == 1.25
+    assert read["accepted_per_position"] == [4, 3, 1, 0, 0, 0, 0] and read["timings"]["host_s"] == 0.25
     assert read["mean_accepted_length"] == 3.0 and read["tokens_per_second"] == 6.0
 
 
-@pytest.mark.parametrize("finish", ["closed", "eos"])
+@pytest.mark.parametrize("finish", ["cancelled", "eos"])
 def test_an_empty_result_has_no_rates(finish: str) -> None:
     result = Result("", (), finish, 1, 0, 0, (), Timings())  # type: ignore[arg-type]
     assert result.tokens_per_second == 0.0 and result.mean_accepted_length == 0.0
