@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from . import family
-from .batch import Batch, LaneRows
-from .cache import RecurrentState
+from .batch import Batch
+from .cache import LaneCache
 from .ggml import Graph, Tensor
-from .host_path import Floats, accepted, drawn
+from .host_path import Floats, Ints, accepted, drawn
+from .lane_rows import LaneRows
 
 
 class Answer(Protocol):
-    """What is read behind a run. `on_device`: whether `pending` and `anchors` are written there."""
+    """What is read behind a run. `on_device`: whether the counts, anchors and histories are written there."""
 
     @property
     def on_device(self) -> bool:
@@ -22,7 +25,7 @@ class Answer(Protocol):
         ...
 
     def read(self, work: Sequence[LaneRows]) -> list[list[int]]:
-        """The final tokens of each lane, whose rows are [anchor, *proposals]."""
+        """The final tokens of each lane."""
         ...
 
 
@@ -40,23 +43,41 @@ class Accepted:
 
 
 @dataclass(frozen=True)
+class Blocks:
+    """The rows' tokens, for a host that compares: a node I32 [T, L], None where the histories hold them."""
+
+    node: Tensor | None
+    cache: LaneCache
+
+    def read(self, work: Sequence[LaneRows]) -> list[Ints]:
+        """Of each lane its rows' tokens."""
+        if self.node is not None:
+            blocks = self.node.get().reshape(len(work), -1)
+            return [block[: item.rows] for block, item in zip(blocks, work, strict=True)]
+        return [self.cache.history.tokens[item.slot, item.base : item.base + item.rows] for item in work]
+
+
+@dataclass(frozen=True)
 class Sampled:
     """`sample` ran, the host compares: tokens I32 [T, L]."""
 
     node: Tensor
+    blocks: Blocks
     on_device = False
 
     def read(self, work: Sequence[LaneRows]) -> list[list[int]]:
         """See :class:`Answer`."""
         lanes: list[list[int]] = self.node.get().reshape(len(work), -1).tolist()
-        return [accepted(tokens, item.tokens[1:]) for tokens, item in zip(lanes, work, strict=True)]
+        blocks = self.blocks.read(work)
+        return [accepted(tokens, block[1:].tolist()) for tokens, block in zip(lanes, blocks, strict=True)]
 
 
 @dataclass(frozen=True)
 class Logits:
-    """The host draws and compares: logits [V, T, L]."""
+    """The host adjusts, draws and compares: logits [V, T, L]."""
 
     node: Tensor
+    blocks: Blocks
     on_device = False
 
     def rows(self, lanes: int) -> Floats:
@@ -66,18 +87,25 @@ class Logits:
 
     def read(self, work: Sequence[LaneRows]) -> list[list[int]]:
         """See :class:`Answer`."""
-        items = zip(self.rows(len(work)), work, strict=True)
-        return [
-            accepted(drawn(rows[: len(item.tokens)], item.params, item.base), item.tokens[1:]) for rows, item in items
-        ]
+        final = []
+        for rows, item, block in zip(self.rows(len(work)), work, self.blocks.read(work), strict=True):
+            seen = np.concatenate([self.blocks.cache.history.tokens[item.slot, : item.base], block])
+            final.append(accepted(drawn(rows[: item.rows], item.params, item.base, seen), block[1:].tolist()))
+        return final
 
 
-def answer_of(g: Graph, b: Batch, memory: RecurrentState, logits: Tensor) -> Answer:
-    """End the graph with `sample` and `accept` on logits [V, T * L], or leave to the host what has no kernel."""
-    tokens = family.sample(g, b, g.reshape(logits, logits.shape[0], b.rows, b.lanes))
-    final = family.accept(g, b, memory, tokens)
+def answer_of(g: Graph, b: Batch, cache: LaneCache, block: Tensor | None, logits: Tensor) -> Answer:
+    """End the graph with `penalise`, `sample` and `accept` on logits [V, T * L]; the host does what has no kernel.
+
+    `block` I32 [T, L]: anchor and proposals; None: the batch's own tokens, which the histories hold.
+    """
+    own = g.reshape(b.tokens, b.rows, b.lanes) if block is None else block
+    rows = g.reshape(logits, logits.shape[0], b.rows, b.lanes)
+    tokens = family.sample(g, b, cache.history, own, rows)
+    final = family.accept(g, b, cache.recurrent, cache.history, own, tokens)
+    if final is not None:
+        return Accepted(g.output(final, "final"))
+    blocks = Blocks(block if block is None else g.output(block, "block"), cache)
     if tokens is None:
-        return Logits(g.output(logits, "logits"))
-    if final is None:
-        return Sampled(g.output(tokens, "tokens"))
-    return Accepted(g.output(final, "final"))
+        return Logits(g.output(logits, "logits"), blocks)
+    return Sampled(g.output(tokens, "tokens"), blocks)

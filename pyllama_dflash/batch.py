@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .cache import PagedKV, Rows
+from .cache import LaneCache
 from .errors import RequestError
 from .ggml import Graph, Tensor, Type
-from .sampling import SamplingParams
-
-GREEDY = SamplingParams()
-
-
-@dataclass(frozen=True)
-class LaneRows:
-    """The rows of one lane in one run: `tokens` stand at positions base, base + 1, ... of `slot`.
-
-    `params` say how the lane draws what comes behind them. A padded lane has slot -1 and no tokens.
-    """
-
-    slot: int
-    base: int
-    tokens: Sequence[int]
-    params: SamplingParams = GREEDY
-
+from .lane_rows import LaneRows
+from .places import Places
 
 Make = Callable[[Sequence[LaneRows]], NDArray[Any]]
 
@@ -59,55 +44,47 @@ class AskedInputs:
                 self._filled[name] = values
 
 
-@dataclass(frozen=True)
+@dataclass
 class Batch:
-    """Input tensors: tokens, positions, kv_rows [T * L]; slots, base, live [L]; and `asked`, what single ops need.
+    """Which lanes run: slots, live (rows that count) I32 [L]. What the device makes of it: the fields of
+    :class:`Places`. And `asked`, what single ops need.
 
-    Lanes shorter than T are filled with dead rows: they write to the cache's spare page and are seen by nobody.
+    A lane with fewer than T rows is filled with dead rows: they write to the cache's spare page and are seen by nobody.
+    While the same lanes run with the same number of rows, nothing is sent.
     """
 
     lanes: int
     rows: int
+    slots: Tensor
+    live: Tensor
     tokens: Tensor
     positions: Tensor
     kv_rows: Tensor
-    slots: Tensor
+    ring_rows: Tensor
     base: Tensor
-    live: Tensor
     asked: AskedInputs
+    places: Places | None = None
+    _sent: list[tuple[int, int]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, graph: Graph, lanes: int, rows: int) -> Batch:
-        """Make the inputs in `graph`."""
-        n, i32 = lanes * rows, Type.I32
+    def of(cls, graph: Graph, cache: LaneCache, lanes: int, rows: int, fill: int = -1) -> Batch:
+        """Make the inputs in `graph`. `fill`: the token of rows behind the anchor, -1: as in the slots' histories."""
+        slots, live = (graph.input(name, Type.I32, lanes) for name in ("slots", "live"))
+        at = Places.of(graph, cache, slots, live, rows, fill)
         return cls(
-            lanes,
-            rows,
-            tokens=graph.input("tokens", i32, n),
-            positions=graph.input("positions", i32, n),
-            kv_rows=graph.input("kv_rows", Type.I64, n),
-            slots=graph.input("slots", i32, lanes),
-            base=graph.input("base", i32, lanes),
-            live=graph.input("live", i32, lanes),
-            asked=AskedInputs(graph),
+            lanes, rows, slots, live, at.tokens, at.positions, at.kv_rows, at.ring_rows, at.base, AskedInputs(graph), at
         )
 
-    def fill(self, work: Sequence[LaneRows], kv: PagedKV) -> None:
-        """Upload one run's rows; `kv` says where their keys and values go. RequestError before anything is uploaded
-        when a slot is not there or named twice."""
-        check_slots(work, len(kv.pages))
-        tokens = np.zeros((self.lanes, self.rows), np.int32)
-        positions = np.zeros((self.lanes, self.rows), np.int32)
-        for lane, item in enumerate(work):
-            n = len(item.tokens)
-            tokens[lane, :n] = item.tokens
-            positions[lane, :n] = np.arange(item.base, item.base + n)
-        self.tokens.set(tokens)
-        self.positions.set(positions)
-        self.kv_rows.set(physical_rows(kv, work, self.rows))
-        self.slots.set(np.array([item.slot for item in work], np.int32))
-        self.base.set(np.array([item.base for item in work], np.int32))
-        self.live.set(np.array([len(item.tokens) for item in work], np.int32))
+    def fill(self, work: Sequence[LaneRows], n_slots: int) -> None:
+        """Upload what is new in a run. RequestError before anything is when a slot is not there or named twice."""
+        lanes = [(item.slot, item.rows) for item in work]
+        if lanes != self._sent:
+            check_slots(work, n_slots)
+            self.slots.set(np.array([slot for slot, _ in lanes], np.int32))
+            self.live.set(np.array([rows for _, rows in lanes], np.int32))
+            self._sent = lanes
+        if self.places is not None:
+            self.places.fill_in(work)
         self.asked.fill(work)
 
 
@@ -118,21 +95,10 @@ def check_slots(work: Sequence[LaneRows], n_slots: int) -> None:
     """
     named: set[int] = set()
     for lane, item in enumerate(work):
-        if not item.tokens:
+        if not item.rows:
             continue
         if not 0 <= item.slot < n_slots:
             raise RequestError(f"slot of lane {lane}", item.slot, f"0..{n_slots - 1}")
         if item.slot in named:
             raise RequestError(f"slot of lane {lane}", item.slot, "a slot that no other lane of the run has")
         named.add(item.slot)
-
-
-def physical_rows(kv: PagedKV, work: Sequence[LaneRows], rows: int) -> Rows:
-    """Rows of `kv` for a run's positions, spare rows for dead ones. [L, T]."""
-    out: Rows = np.empty((len(work), rows), np.int64)
-    for lane, item in enumerate(work):
-        n = len(item.tokens)
-        out[lane, :n] = kv.rows(item.slot, item.base, n)
-        if n < rows:
-            out[lane, n:] = kv.spare_rows(rows - n)
-    return out

@@ -1,12 +1,10 @@
 """What a request leaves on the device between rounds: paged keys and values, GDN states, conv windows, pending logs.
 
-The host side (which page belongs to whom) and the device side (the tensors) are kept apart: :class:`PagePool` counts,
-:class:`PagedKV` and :class:`RecurrentState` hold tensors.
+Which page belongs to whom is the host's business (:mod:`.pages`); here are the tensors.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,36 +14,15 @@ from numpy.typing import NDArray
 from .errors import RequestError
 from .ggml import Backend, Graph, Tensor, TensorSet, Type
 from .ggml.dflash_ops import PAGE
+from .history import History
+from .pages import PagePool, pages_for
+from .sampling import SamplingParams
 
 if TYPE_CHECKING:
     from .models.dflash import DFlashParams
     from .models.qwen35 import Qwen35Params
 
-Rows = NDArray[np.int64]
-
-
-class PagePool:
-    """Free pages of a paged cache, lowest first. Host only."""
-
-    def __init__(self, pages: int) -> None:
-        self.pages = pages
-        self._free = list(range(pages))
-
-    @property
-    def free(self) -> int:
-        """Pages nobody holds."""
-        return len(self._free)
-
-    def take(self, n: int) -> list[int]:
-        """`n` pages, or RequestError with nothing taken."""
-        if n > len(self._free):
-            raise RequestError("cache pages", n, f"{len(self._free)} free of {self.pages}")
-        return [heapq.heappop(self._free) for _ in range(n)]
-
-    def give(self, pages: Sequence[int]) -> None:
-        """Return pages."""
-        for page in pages:
-            heapq.heappush(self._free, page)
+Rows = NDArray[np.int32]
 
 
 class PagedKV:
@@ -62,7 +39,7 @@ class PagedKV:
         shape = (head_dim, kv_heads, PAGE * (pages + 1))
         self.name = name
         self.n_pages = pages + 1
-        self._spare = PAGE * pages
+        self.spare = PAGE * pages
         self.k = {i: tensors.new(f"{name}.k.{i}", kind, *shape) for i in layers}
         self.v = {i: tensors.new(f"{name}.v.{i}", kind, *shape) for i in layers}
         self.table = tensors.new(f"{name}.table", Type.I32, max_pages, slots)
@@ -76,24 +53,25 @@ class PagedKV:
             self.table.set(np.asarray(pages, np.int32), 4 * entry)
 
     def write(self, g: Graph, layer: int, k: Tensor, v: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Put F32 keys and values of n positions at physical `rows` I64 [n]. The layer's pages behind the write."""
+        """Put F32 keys and values of n positions at physical `rows` I32 [n]. The layer's pages behind the write."""
         pages = self.k[layer].shape
         width = pages[0] * pages[1]
         written = []
         for whole, new in ((self.k[layer], k), (self.v[layer], v)):
             n = new.nelements // width
-            flat = g.set_rows(g.reshape(whole, width, pages[2]), g.reshape(new, width, n), rows)
+            values = new if new.shape == (width, n, 1, 1) else g.reshape(new, width, n)
+            flat = g.set_rows(g.reshape(whole, width, pages[2]), values, rows)
             written.append(g.reshape(g.effect(flat), *pages))
         return written[0], written[1]
 
     def spare_rows(self, n: int) -> Rows:
         """`n` rows nobody reads."""
-        return self._spare + np.arange(n, dtype=np.int64) % PAGE
+        return (self.spare + np.arange(n) % PAGE).astype(np.int32)
 
     def rows(self, slot: int, start: int, n: int) -> Rows:
         """Physical rows of positions start .. start + n - 1."""
-        positions = np.arange(start, start + n, dtype=np.int64)
-        rows: Rows = self.pages[slot, positions // PAGE].astype(np.int64) * PAGE + positions % PAGE
+        positions = np.arange(start, start + n)
+        rows: Rows = self.pages[slot, positions // PAGE] * np.int32(PAGE) + (positions % PAGE).astype(np.int32)
         return rows
 
 
@@ -102,8 +80,7 @@ class RecurrentState:
 
     state[i] [S, S, Hv, slots]; log[i] [2 S + 1, Hv, block, slots]; rows[i] [C, K - 1 + block, slots]; pending I32
     [slots] counts the leading log rows that are accepted and not yet in the state. `pending_rows` is what the host
-    knows of it: what the device wrote (`accept`) comes by :meth:`note_pending` and is not sent back. anchors I32
-    [slots]: each slot's next anchor, where `accept` runs on the device.
+    knows of it: what the device wrote (`accept`) comes by :meth:`note_pending` and is not sent back.
     """
 
     def __init__(
@@ -115,7 +92,6 @@ class RecurrentState:
         self.log = {i: tensors.new(f"log.{i}", f32, 2 * state + 1, value_heads, block, slots) for i in layers}
         self.rows = {i: tensors.new(f"rows.{i}", f32, channels, taps - 1 + block, slots) for i in layers}
         self.pending = tensors.new("pending", Type.I32, slots)
-        self.anchors = tensors.new("anchors", Type.I32, slots)
         self.pending_rows = np.zeros(slots, np.int32)
         self.block = block
 
@@ -140,24 +116,26 @@ class RecurrentState:
         slots = self.pending.shape[0]
         for tensor in (*self.state.values(), *self.rows.values()):
             size = tensor.nbytes // slots
-            tensor.set(bytes(size), slot * size)
+            tensor.clear(slot * size, size)
         self.set_pending(slot, 0)
 
 
 class LaneCache:
-    """All memory of the lanes of one engine: target pages, recurrent state and, with a draft, its ring of pages.
+    """All memory of the lanes of one engine: target pages, recurrent state, histories and, with a draft, its ring.
 
-    `n_ctx` positions per slot at most, `block` rows a round, `piece` rows a prefill step.
+    `n_ctx` positions per slot at most, `pool` positions of all slots together, `block` rows a round, `piece` rows a
+    prefill step.
     """
 
     def __init__(
         self, backend: Backend, target: Qwen35Params, draft: DFlashParams | None, *, n_ctx: int, slots: int,
-        block: int, piece: int, kv_type: Type,
+        block: int, piece: int, kv_type: Type, pool: int | None = None,
     ) -> None:  # fmt: skip
         self.n_ctx = n_ctx
+        self.slots = slots
         self.tensors = TensorSet(backend, 6 * target.n_layer + 64)
-        per_slot = -(-n_ctx // PAGE)
-        self.pool = PagePool(per_slot * slots)
+        per_slot = pages_for(n_ctx)
+        self.pool = PagePool(per_slot * slots if pool is None else pages_for(pool))
         attention = [i for i in range(target.n_layer) if not target.recurrent[i]]
         gdn = [i for i in range(target.n_layer) if target.recurrent[i]]
         self.kv = PagedKV(
@@ -167,10 +145,11 @@ class LaneCache:
             self.tensors, gdn, target.state_size, target.n_v_heads, target.conv_channels, target.conv_kernel, block,
             slots,
         )  # fmt: skip
+        self.history = History(self.tensors, n_ctx, slots)
         self.ring: PagedKV | None = None
         if draft is not None:
             kept = min(draft.window, n_ctx) if draft.window else n_ctx
-            ring = min(-(-(kept + max(piece, block)) // PAGE) + 1, per_slot)
+            ring = min(pages_for(kept + max(piece, block)) + 1, per_slot)
             self.ring = PagedKV(
                 self.tensors, "ring", range(draft.n_layer), draft.head_dim, draft.n_head_kv, ring * slots, per_slot,
                 slots, kv_type,
@@ -181,19 +160,31 @@ class LaneCache:
                 self.ring.assign(slot, 0, [slot * ring + page % ring for page in range(per_slot)])
         self._held: dict[int, list[int]] = {}
 
-    def open(self, slot: int, positions: int) -> None:
-        """Give `slot` pages for `positions` positions and an empty state; RequestError when they do not exist."""
+    def open(self, slot: int, tokens: Sequence[int], params: SamplingParams) -> None:
+        """Give `slot` to a request: an empty state, no pages yet, its prompt and how it draws."""
         if slot in self._held:
             raise RequestError("slot", slot, "a slot that is free")
+        self.recurrent.clear(slot)
+        self.history.start(slot, tokens, params)
+        self._held[slot] = []
+
+    def grow(self, slot: int, positions: int) -> None:
+        """See to it that `slot` has pages for `positions` positions; RequestError when they do not exist."""
         if positions > self.n_ctx:
             raise RequestError("positions", positions, f"at most n_ctx = {self.n_ctx}")
-        pages = self.pool.take(-(-positions // PAGE))
-        self._held[slot] = pages
-        self.kv.assign(slot, 0, pages)
-        self.recurrent.clear(slot)
+        held = self._held[slot]
+        more = pages_for(positions) - len(held)
+        if more > 0:
+            pages = self.pool.take(more)
+            self.kv.assign(slot, len(held), pages)
+            held += pages
+
+    def held(self, slot: int) -> int:
+        """Pages that `slot` holds."""
+        return len(self._held.get(slot, ()))
 
     def release(self, slot: int) -> None:
-        """Take the slot's pages back. Nothing happens when it holds none."""
+        """Take the slot and its pages back. Nothing happens when nobody has it."""
         self.pool.give(self._held.pop(slot, []))
 
     @property

@@ -2,77 +2,99 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import threading
-import time
-from collections.abc import Generator, Sequence
+import weakref
+from collections.abc import Generator, Iterable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, overload
 
-from .batch import LaneRows
+import numpy as np
+
 from .cache import LaneCache
-from .errors import EngineClosed, RequestError
+from .errors import RequestError
 from .ggml import DeviceInfo, Type
-from .lanes import Lane, LaneText, check_tokens
+from .handle import Handle
+from .lanes import Lane, check_tokens
 from .loader import Loaded, Path, load
-from .result import Chunk, Result, Timings
-from .round import Counters, Round
+from .penalties import check_bias
+from .result import Chunk, Result
+from .round import Round
 from .sampling import SamplingParams
+from .scheduler import PIECE, Scheduler
+from .shapes import Counters
 from .tokenizer import Tokenizer
-
-PIECE = 256
-"""Prompts are computed in pieces cut at multiples of this many positions."""
+from .worker import Worker
 
 DEFAULT_CONTEXT = 4096
+MAX_LANES = 64
 _KV_TYPES = {"f16": Type.F16, "f32": Type.F32, "q8_0": Type.Q8_0}
-_SLOT = 0
+
+Prompt = str | Sequence[int]
 
 
 class Engine:
-    """A target model, perhaps with a draft, ready to generate for one request at a time.
+    """A target model, perhaps with a draft, that generates for up to `lanes` requests at once; more of them wait.
 
-    >>> with Engine.load(target, draft) as engine:
-    ...     print(engine.generate("def add(a, b):", max_tokens=32).text)
+    Any thread may call it. The tokens of a request do not depend on what runs beside it.
+
+    >>> with Engine.load(target, draft, lanes=8) as engine:
+    ...     for result in engine.generate(["def add(a, b):", "class Stack:"], max_tokens=32):
+    ...         print(result.text)
     """
 
-    def __init__(self, loaded: Loaded, n_ctx: int, kv_type: Type) -> None:
+    def __init__(self, loaded: Loaded, n_ctx: int, kv_type: Type, lanes: int, pool: int | None) -> None:
         self._loaded = loaded
         m = loaded.models
         self.n_ctx = n_ctx
-        self.last_result: Result | None = None
-        self._busy = threading.Lock()
-        self._cache = LaneCache(
-            loaded.backend, m.target, m.draft, n_ctx=n_ctx, slots=1, block=m.block, piece=PIECE, kv_type=kv_type
-        )
-        self._round = Round(loaded.backend, m, self._cache)
-        self.closed = False
+        self.lanes = lanes
+        with contextlib.ExitStack() as stack:
+            stack.callback(loaded.resources.close)
+            self._cache = LaneCache(
+                loaded.backend, m.target, m.draft, n_ctx=n_ctx, slots=lanes, block=m.block, piece=PIECE,
+                kv_type=kv_type, pool=pool,
+            )  # fmt: skip
+            stack.callback(self._cache.close)
+            self._round = Round(loaded.backend, m, self._cache)
+            stack.callback(self._round.close)
+            self._scheduler = Scheduler(self._cache, m.block)
+            self._worker = Worker(self._round, self._scheduler, stack.pop_all().close)
+        # Reached by close(), when the engine is forgotten, and when the interpreter ends.
+        self._finalize = weakref.finalize(self, self._worker.close)
 
     @classmethod
     def load(
-        cls, target: Path, draft: Path | None = None, *, device: str = "auto", n_ctx: int | None = None,
-        threads: int | None = None, kv_type: str = "f16", progress: bool | None = None,
+        cls, target: Path, draft: Path | None = None, *, lanes: int = 1, device: str = "auto",
+        n_ctx: int | None = None, pool: int | None = None, threads: int | None = None, kv_type: str = "f16",
+        progress: bool | None = None,
     ) -> Engine:  # fmt: skip
         """Open a target GGUF and, if given, its draft.
 
-        `device`: 'auto', 'cpu', 'gpu' or a device's name; never replaced silently. `n_ctx`: positions of prompt and
-        text together (default: what the target was trained for, at most 4096). `threads`: CPU threads. `kv_type`:
-        'f16', 'f32' or 'q8_0'. `progress`: show a bar while weights are uploaded (None: on a terminal).
+        `lanes`: requests that run at once, 1..64. `device`: 'auto', 'cpu', 'gpu' or a device's name; never replaced
+        silently. `n_ctx`: positions of prompt and text of a request (default: what the target was trained for, at most
+        4096). `pool`: positions of all lanes together (default: n_ctx each); with less, requests wait for each other's
+        pages. `threads`: CPU threads. `kv_type`: 'f16', 'f32' or 'q8_0'. `progress`: show a bar while weights are
+        uploaded (None: on a terminal).
 
         Raises FileError, PairError, RequestError or DeviceError; nothing stays open then.
         """
         if kv_type not in _KV_TYPES:
             raise RequestError("kv_type", kv_type, f"one of {', '.join(_KV_TYPES)}")
-        if n_ctx is not None and (not isinstance(n_ctx, int) or n_ctx < 2):
-            raise RequestError("n_ctx", n_ctx, "at least 2")
+        _check_int("lanes", lanes, 1, MAX_LANES)
+        if n_ctx is not None:
+            _check_int("n_ctx", n_ctx, 2)
         loaded = load(target, draft, device, threads, progress)
         try:
             trained = loaded.models.target.context_length
             if n_ctx is not None and n_ctx > trained:
                 raise RequestError("n_ctx", n_ctx, f"at most {trained}, the target's context_length")
-            return cls(loaded, n_ctx or min(trained, DEFAULT_CONTEXT), _KV_TYPES[kv_type])
+            positions = n_ctx or min(trained, DEFAULT_CONTEXT)
+            if pool is not None:
+                _check_int("pool", pool, 16, positions * lanes)
         except BaseException:
             loaded.resources.close()
             raise
+        return cls(loaded, positions, _KV_TYPES[kv_type], lanes, pool)
 
     # -- what it is --------------------------------------------------------------------------------------------
 
@@ -99,7 +121,7 @@ class Engine:
     @property
     def counters(self) -> Counters:
         """Retained graphs: found, built, dropped."""
-        return self._round.counters
+        return self._round.shapes.counters
 
     @property
     def memory(self) -> dict[str, int]:
@@ -119,97 +141,108 @@ class Engine:
         """Why an op of :attr:`paths` that is not always a kernel is not: the first reason met."""
         return dict(self._round.refusals)
 
+    @property
+    def closed(self) -> bool:
+        """Whether it can be used no more."""
+        return self._worker.closed
+
     def stats(self) -> dict[str, Any]:
-        """What the engine did so far: `graphs` built, found, dropped; `memory` in bytes; `paths` of the ops."""
-        return {"graphs": dataclasses.asdict(self.counters), "memory": self.memory, "paths": self.paths}
+        """What the engine did so far: `work` (rounds, prefill pieces, seconds of device and host), `graphs` built,
+        found, dropped, `memory` in bytes, `paths` of the ops."""
+        return {
+            "work": dataclasses.asdict(self._worker.work),
+            "graphs": dataclasses.asdict(self.counters),
+            "memory": self.memory,
+            "paths": self.paths,
+        }
 
     def prepare(self) -> None:
-        """Build the graphs that a request needs, so that the first one does not wait for them."""
-        self._open()
-        self._round.prepare()
+        """Build the graphs that a request needs, so that the first one does not wait for them. Before any request."""
+        self._worker.idle(self._round.prepare)
 
     def probe(self) -> None:
         """:meth:`prepare`, and count in :attr:`paths` the ops that no request needs too."""
-        self._open()
-        self._round.probe()
+        self._worker.idle(self._round.probe)
 
     # -- generating --------------------------------------------------------------------------------------------
 
-    def generate(self, prompt: str | Sequence[int], params: SamplingParams | None = None, **overrides: Any) -> Result:
-        """The whole continuation of `prompt` (text, or token ids). `overrides` are fields of SamplingParams."""
-        for _ in self.stream(prompt, params, **overrides):
-            pass
-        assert self.last_result is not None
-        return self.last_result
+    def submit(self, prompt: Prompt, params: SamplingParams | None = None, **overrides: Any) -> Handle:
+        """Queue a request: `prompt` is text, or token ids; `overrides` are fields of SamplingParams.
+
+        Raises RequestError when it could never run (empty, too long, more than the pool holds) or too many wait.
+        """
+        return self._submit(self._lane(prompt, params, overrides))
+
+    @overload
+    def generate(self, prompts: Prompt, params: SamplingParams | None = None, **overrides: Any) -> Result: ...
+
+    @overload
+    def generate(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **overrides: Any,
+    ) -> list[Result]: ...  # fmt: skip
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **overrides: Any,
+    ) -> Result | list[Result]:  # fmt: skip
+        """The whole continuation of a prompt, or of each of a list of prompts, which run in all lanes at once.
+
+        `params`: for all, or one each. When one request fails its error is raised and the others are cancelled.
+        """
+        many = [prompts] if _is_prompt(prompts) else list(prompts)
+        each = [params] * len(many) if params is None or isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(many):
+            raise RequestError("params", f"{len(each)} of them", f"one, or one for each of {len(many)} prompts")
+        handles: list[Handle] = []
+        try:
+            for prompt, own in zip(many, each, strict=True):
+                handles.append(self.submit(prompt, own, **overrides))  # type: ignore[arg-type]
+            results = [handle.result() for handle in handles]
+        except BaseException:
+            _cancel(handles)
+            raise
+        return results[0] if _is_prompt(prompts) else results
 
     def stream(
-        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **overrides: Any
+        self, prompt: Prompt, params: SamplingParams | None = None, **overrides: Any
     ) -> Generator[Chunk, None, Result]:
         """The continuation as it comes: a chunk a round, then the result as the generator's value.
 
-        Closing the generator early frees the lane; `last_result` then says 'closed'.
+        The request is checked here and submitted with the first chunk that is asked for; closing the generator early
+        cancels it.
         """
+        return self._streamed(self._lane(prompt, params, overrides))
+
+    def _lane(self, prompt: Prompt, params: SamplingParams | None, overrides: dict[str, Any]) -> Lane:
+        """A checked request."""
         params = (params or SamplingParams()).replaced(**overrides)
-        self._open()
+        self._worker.check_open()
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         ids = check_tokens(tokens, self.tokenizer.n_vocab, self.n_ctx)
-        return self._run(ids, params)
+        check_bias(params, self.tokenizer.n_vocab)
+        lane = Lane(ids, params, self.n_ctx, self.tokenizer)
+        self._scheduler.check(lane)
+        return lane
 
-    def _run(self, ids: list[int], params: SamplingParams) -> Generator[Chunk, None, Result]:
-        if not self._busy.acquire(blocking=False):
-            raise RequestError("lanes", "a second request", "one at a time; close or finish the other stream first")
-        clock = Clock()
-        lane = Lane(_SLOT, ids, params, self.n_ctx, LaneText(self.tokenizer, params.stop))
-        parts: list[str] = []
+    def _submit(self, lane: Lane) -> Handle:
+        handle = self._worker.submit(lane)
+        handle.engine = self
+        return handle
+
+    def _streamed(self, lane: Lane) -> Generator[Chunk, None, Result]:
+        handle = self._submit(lane)
         try:
-            self._open()
-            positions = min(self.n_ctx, lane.prompt_tokens + params.max_tokens + self._loaded.models.block)
-            self._cache.open(lane.slot, positions)
-            self._prefill(lane, clock)
-            while lane.finish is None:
-                before = len(lane.tokens)
-                self._step(lane, clock)
-                ended = lane.finish is not None
-                parts.append(lane.text.finish(lane.finish == "stop") if ended else lane.text.take())
-                yield Chunk(parts[-1], tuple(lane.tokens[before:]), lane.finish)
+            yield from handle
+            return handle.result()
         finally:
-            self._cache.release(lane.slot)
-            self.last_result = _result(lane, "".join(parts), clock)
-            self._busy.release()
-        return self.last_result
-
-    def _prefill(self, lane: Lane, clock: Clock) -> None:
-        for piece in lane.pieces(PIECE):
-            self._round.advance([LaneRows(lane.slot, lane.base, piece)], _bucket(len(piece)))
-            lane.base += len(piece)
-        clock.mark("prefill")
-
-    def _step(self, lane: Lane, clock: Clock) -> None:
-        """One round: draft, verify, emit."""
-        clock.resume()
-        proposals: list[int] = []
-        if lane.rows(self._loaded.models.block) > 1:
-            (proposals,) = self._round.propose([lane.anchored])
-            clock.mark("draft")
-        (final,) = self._round.verify([lane.block(proposals)])
-        clock.mark("verify")
-        lane.take(final, proposals, self.tokenizer)
-        clock.mark("host")
-        clock.first_token()
+            handle.cancel()
 
     # -- ending ------------------------------------------------------------------------------------------------
 
-    def _open(self) -> None:
-        if self.closed:
-            raise EngineClosed("the engine is closed")
-
     def close(self) -> None:
-        """Release device memory and files. Idempotent."""
-        if not self.closed:
-            self.closed = True
-            self._round.close()
-            self._cache.close()
-            self._loaded.resources.close()
+        """End all requests, release device memory and files. Idempotent."""
+        self._finalize()
 
     def __enter__(self) -> Engine:
         return self
@@ -220,49 +253,19 @@ class Engine:
         self.close()
 
 
-class Clock:
-    """Seconds by phase of one request."""
-
-    def __init__(self) -> None:
-        self.start = self._last = time.perf_counter()
-        self.phases = {"prefill": 0.0, "draft": 0.0, "verify": 0.0, "host": 0.0}
-        self.first: float | None = None
-
-    def mark(self, phase: str) -> None:
-        """What passed since the last mark belongs to `phase`."""
-        now = time.perf_counter()
-        self.phases[phase] += now - self._last
-        self._last = now
-
-    def resume(self) -> None:
-        """Leave out what passed since the last mark: the consumer's time."""
-        self._last = time.perf_counter()
-
-    def first_token(self) -> None:
-        """The first token is there."""
-        if self.first is None:
-            self.first = self._last - self.start
-
-    def timings(self) -> Timings:
-        """As the result shows it."""
-        p = self.phases
-        decode = p["draft"] + p["verify"] + p["host"]
-        return Timings(p["prefill"], self.first or 0.0, decode, p["draft"], p["verify"], p["host"])
+def _cancel(handles: Iterable[Handle]) -> None:
+    for handle in handles:
+        handle.cancel()
 
 
-def _bucket(rows: int) -> int:
-    """Rows of the prefill graph for a piece: the next power of two from 8 on, so that few shapes are built."""
-    return max(8, 1 << (rows - 1).bit_length())
+def _is_prompt(prompts: object) -> bool:
+    """One prompt, text or token ids; not a list of prompts."""
+    if isinstance(prompts, (str, bytes)) or not isinstance(prompts, (Sequence, np.ndarray)):
+        return True  # what is no prompt at all is refused where a prompt is checked
+    return len(prompts) == 0 or isinstance(prompts[0], (int, np.integer))
 
 
-def _result(lane: Lane, text: str, clock: Clock) -> Result:
-    return Result(
-        text=text,
-        tokens=tuple(lane.emitted),
-        finish_reason=lane.finish or "closed",
-        prompt_tokens=lane.prompt_tokens,
-        rounds=lane.rounds,
-        proposed=lane.proposed,
-        accepted_per_position=tuple(lane.accepted),
-        timings=clock.timings(),
-    )
+def _check_int(name: str, value: object, low: int, high: int | None = None) -> None:
+    limit = f"at least {low}" if high is None else f"{low}..{high}"
+    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
+        raise RequestError(name, value, limit)

@@ -14,6 +14,7 @@ from .ggml.composed import conv, draft, gdn
 from .ggml.composed.attention import attention as composed_attention
 from .ggml.composed.draft import LatticeNodes
 from .ggml.composed.rows import Shown
+from .history import History
 
 # -- gated delta net ---------------------------------------------------------------------------------------------------
 
@@ -139,9 +140,10 @@ def dynamic_conv(g: Graph, x: Tensor, coefficients: Tensor, base: Tensor, side: 
 def select(
     g: Graph, b: Batch, logits: Tensor, edges: tuple[Tensor, Tensor, Tensor] | None, top_k: int
 ) -> Tensor | LatticeNodes:
-    """The draft's proposals I32 [P, L], or the lattice that the host walks. logits [V, P, L] of the rows behind the
-    anchor; `edges`: gate [R, P, L] and the codebooks predecessor and successor [R, V], None for DFlash1."""
-    anchors = g.reshape(_tokens(g, b, 0, 1), b.lanes)
+    """The block I32 [T, L], anchor and proposals, or the lattice that the host walks. logits [V, T - 1, L] of the rows
+    behind the anchor; `edges`: gate [R, T - 1, L] and the codebooks predecessor and successor [R, V], None for DFlash1.
+    """
+    anchors = _anchors(g, b)
 
     def kernel() -> Tensor:
         return g.select(logits, anchors, b.base, inputs.sampling(b), edges, top_k)
@@ -151,31 +153,48 @@ def select(
             return draft.unary_lattice(g, logits, top_k)
         return draft.selector_lattice(g, logits, anchors, *edges, top_k)
 
-    chosen = g.choose("select", kernel, composed)
-    return g.output(chosen, "proposals") if isinstance(chosen, Tensor) else chosen
+    return g.choose("select", kernel, composed)
 
 
-def sample(g: Graph, b: Batch, logits: Tensor) -> Tensor | None:
-    """The target's tokens I32 [T, L] of logits [V, T, L]; None: the host draws."""
-    return g.choose("sample", lambda: g.sample(logits, b.base, b.live, inputs.sampling(b)), lambda: None, "host")
+def sample(g: Graph, b: Batch, history: History, block: Tensor, logits: Tensor) -> Tensor | None:
+    """The target's tokens I32 [T, L] of logits [V, T, L], which `penalise` adjusts first; None: the host does both.
+
+    block I32 [T, L]: the rows' own tokens.
+    """
+
+    def kernel() -> Tensor:
+        memory = (history.history, history.penalties, history.bias)
+        adjusted = g.penalise(logits, block, b.base, b.live, b.slots, *memory)
+        if not g.computes(adjusted):
+            raise ShapeError("penalise: the device has no kernel")
+        return g.sample(adjusted, b.base, b.live, inputs.sampling(b))
+
+    tokens = g.choose("sample", kernel, lambda: None, "host")
+    if tokens is None:
+        g.paths["penalise", "host"] += 1
+        g.refusals.setdefault("penalise", g.refusals["sample"])
+    else:
+        g.paths["penalise", "kernel"] += 1
+    return tokens
 
 
-def accept(g: Graph, b: Batch, memory: RecurrentState, tokens: Tensor | None) -> Tensor | None:
-    """I32 [T + 1, L]: count of final tokens, and they; None: the host compares. tokens I32 [T, L] as `sample` gives.
+def accept(
+    g: Graph, b: Batch, memory: RecurrentState, history: History, block: Tensor, tokens: Tensor | None
+) -> Tensor | None:
+    """I32 [T + 1, L]: count of final tokens, and they; None: the host compares.
 
-    The proposals are the batch's own tokens behind the anchor.
+    block I32 [T, L]: anchor and proposals; tokens I32 [T, L] as `sample` gives them.
     """
 
     def kernel() -> Tensor:
         if tokens is None:
             raise ShapeError("accept: the tokens are drawn on the host")
-        proposals = _tokens(g, b, 1, b.rows) if b.rows > 1 else None
-        return g.accept(tokens, b.live, b.slots, memory.pending, memory.anchors, proposals)
+        return g.accept(tokens, block, b.live, b.slots, memory.pending, history.base, history.history)
 
     return g.choose("accept", kernel, lambda: None, "host")
 
 
-def _tokens(g: Graph, b: Batch, start: int, stop: int) -> Tensor:
-    """The tokens of rows start .. stop - 1 of each lane, I32 [stop - start, L], packed."""
-    rows = g.view(b.tokens, (stop - start, b.lanes), (4 * b.rows,), 4 * start)
-    return rows if rows.contiguous else g.cont(rows)
+def _anchors(g: Graph, b: Batch) -> Tensor:
+    """The tokens of row 0 of each lane, I32 [L]."""
+    rows = g.view(b.tokens, (1, b.lanes), (4 * b.rows,))
+    return g.reshape(rows if rows.contiguous else g.cont(rows), b.lanes)

@@ -1,6 +1,6 @@
 """What the host does where the device has no kernel: walk a draft's lattice, draw from logits, compare with proposals.
 
-Each function is the meaning of an op (`select`, `sample`, `accept`) and gives the same tokens.
+Each function is the meaning of an op (`select`, `penalise` and `sample`, `accept`) and gives the same tokens.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from .draws import draft_scores, draw
 from .errors import DeviceError
-from .sampling import SamplingParams, draft_scores, draw
+from .penalties import adjusted
+from .sampling import SamplingParams
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -48,11 +50,13 @@ def walk(lattice: Lattice, params: SamplingParams, base: int) -> list[int]:
     return proposals
 
 
-def drawn(logits: Floats, params: SamplingParams, base: int) -> Iterator[int]:
-    """`sample`: the token of each row of [T, V], row t's at position base + t + 1; -1 for a row that is not finite."""
+def drawn(logits: Floats, params: SamplingParams, base: int, seen: Ints) -> Iterator[int]:
+    """`penalise` and `sample`: the token of each row of [T, V], row t's at position base + t + 1; -1 for a row that is
+    not finite. `seen` [base + T]: the tokens at positions 0 .. base + T - 1."""
     for t, row in enumerate(logits):
+        position = base + t + 1
         try:
-            yield draw(row, params, base + t + 1)
+            yield draw(adjusted(row, params, seen[:position]), params, position)
         except DeviceError:
             yield -1
 

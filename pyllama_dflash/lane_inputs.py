@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .batch import Batch, LaneRows, Make
+from .batch import Batch, Make
 from .cache import PagedKV, RecurrentState
 from .errors import RequestError
 from .ggml import Tensor, Type
@@ -20,7 +20,8 @@ from .ggml.composed import conv, gdn
 from .ggml.composed.attention import Seen
 from .ggml.composed.rows import Kept, Shown
 from .ggml.dflash_ops import PAGE
-from .sampling import column
+from .lane_rows import LaneRows
+from .sampling import SamplingParams, column
 
 Ints = NDArray[np.int64]
 Work = Sequence[LaneRows]
@@ -28,9 +29,15 @@ Work = Sequence[LaneRows]
 
 def sampling(b: Batch) -> Tensor:
     """I32 [8, L]: how each lane draws."""
+    last: list[SamplingParams] = []
+    columns = np.zeros((b.lanes, 8), np.int32)
 
     def make(work: Work) -> NDArray[np.int32]:
-        return column(work[0].params) if len(work) == 1 else np.stack([column(item.params) for item in work])
+        nonlocal last, columns
+        params = [item.params for item in work]
+        if len(last) != len(params) or any(a is not b for a, b in zip(last, params, strict=True)):
+            last, columns = params, np.stack([column(p) for p in params])
+        return columns
 
     return b.asked.get("sampling", Type.I32, (8, b.lanes), make)
 
@@ -66,7 +73,7 @@ def owners(work: Work, memory: RecurrentState) -> Owners:
         alive,
         np.array(slots, np.int64),
         np.where(alive, pending[slots], 0).astype(np.int64),
-        np.where(alive, [len(item.tokens) for item in work], 0).astype(np.int64),
+        np.where(alive, [item.rows for item in work], 0).astype(np.int64),
     )
 
 
@@ -152,7 +159,7 @@ def seen(b: Batch, kv: PagedKV, window: int, causal: bool, width: int) -> Seen:
     def visible(item: LaneRows) -> tuple[Ints, NDArray[np.bool_]]:
         """Physical rows of n positions, and which of them each row sees, [T, n]: nothing if the row is dead or
         one of its pages is missing."""
-        live, row = len(item.tokens), item.base + np.arange(b.rows)[:, None]
+        live, row = item.rows, item.base + np.arange(b.rows)[:, None]
         end = item.base + live
         position = max(0, min(end, most) - n) + np.arange(n)
         last = row if causal else np.full_like(row, end - 1)

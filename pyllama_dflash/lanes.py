@@ -5,92 +5,116 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .batch import LaneRows
+import numpy as np
+
+from .clock import Clock
 from .errors import DeviceError, RequestError
-from .result import FinishReason
+from .result import Chunk, FinishReason, Result
 from .sampling import SamplingParams
 from .stops import StopMatcher
 from .tokenizer import StreamDecoder, Tokenizer
+from .width import Acceptance
 
 
-@dataclass
+@dataclass(eq=False)
 class Lane:
-    """A request in a slot.
+    """A request in a slot (-1: it waits for one).
 
     `tokens` are the prompt and everything emitted; the first `base` of them are in the cache. While decoding,
     tokens[base] is the anchor: emitted (or the prompt's last) and not yet computed.
     """
 
-    slot: int
     tokens: list[int]
     params: SamplingParams
     n_ctx: int
-    text: LaneText
+    tokenizer: Tokenizer
+    slot: int = -1
     base: int = 0
-    prompt_tokens: int = 0
     rounds: int = 0
     proposed: int = 0
     accepted: list[int] = field(default_factory=list)
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    clock: Clock = field(default_factory=Clock)
     finish: FinishReason | None = None
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.tokens)
-
-    @property
-    def anchor(self) -> int:
-        """The token whose row comes next."""
-        return self.tokens[self.base]
+        self._text = LaneText(self.tokenizer, self.params.stop)
+        self._parts: list[str] = []
 
     @property
     def emitted(self) -> Sequence[int]:
         """The tokens generated so far."""
         return self.tokens[self.prompt_tokens :]
 
-    def pieces(self, piece: int) -> list[Sequence[int]]:
-        """The prompt but for its last token, cut at multiples of `piece`: cuts depend on the request alone."""
-        last = self.prompt_tokens - 1
-        return [self.tokens[start : min(start + piece, last)] for start in range(0, last, piece)]
-
-    def rows(self, block: int) -> int:
-        """Rows of the next round: a whole block where it fits and is wanted, else one."""
-        return block if self.params.speculate and self.base + block <= self.n_ctx else 1
+    def piece(self, size: int) -> int:
+        """Rows of the next prefill piece, 0 when the prompt but for its last token is computed. Pieces are cut at
+        multiples of `size`: cuts depend on the request alone."""
+        return max(0, min(self.base - self.base % size + size, self.prompt_tokens - 1) - self.base)
 
     @property
-    def anchored(self) -> LaneRows:
-        """The anchor's row, behind which a draft proposes."""
-        return LaneRows(self.slot, self.base, [self.anchor], self.params)
+    def room(self) -> int:
+        """Rows of the next round that can be of use: positions left in the context, and tokens left to emit."""
+        left = self.params.max_tokens - (len(self.tokens) - self.prompt_tokens)
+        return min(self.n_ctx - self.base, 2 * left - 1)
 
-    def block(self, proposals: Sequence[int]) -> LaneRows:
-        """The rows of a round: anchor and proposals."""
-        return LaneRows(self.slot, self.base, [self.anchor, *proposals], self.params)
+    def take(self, final: Sequence[int], rows: int) -> Chunk:
+        """Emit the final tokens of a round of `rows` rows up to the request's end. DeviceError if there is none.
 
-    def take(self, final: Sequence[int], proposals: Sequence[int], tokenizer: Tokenizer) -> None:
-        """Emit a round's final tokens up to the request's end. DeviceError if there is none.
-
-        final[t] is the target's token behind row t of [anchor, *proposals]. When the request ends inside the block the
-        rows behind its end are final in the cache too, which nobody sees: the slot starts anew with its next request.
+        final[t] is the target's token behind row t, so all but the last are accepted proposals. When the request ends
+        inside the block the rows behind its end are final in the cache too, which nobody sees: the slot starts anew
+        with its next request.
         """
         if not final:
             raise DeviceError(f"logits at position {self.base + 1} are not finite")
-        self.rounds += 1
-        self.proposed += len(proposals)
-        self.accepted.extend([0] * (len(proposals) - len(self.accepted)))
-        for t, token in enumerate(final):
-            self._emit(token, tokenizer)
-            if t < len(proposals) and proposals[t] == token:
-                self.accepted[t] += 1
+        before = len(self.tokens)
+        self._count(rows, len(final))
+        for token in final:
+            self._emit(token)
             if self.finish is not None:
                 break
         self.base += len(final)
+        return self._chunk(before)
 
-    def _emit(self, token: int, tokenizer: Tokenizer) -> None:
-        if not self.params.ignore_eos and tokenizer.is_eog(token):
+    def cancel(self) -> Chunk:
+        """End the request here."""
+        self.finish = "cancelled"
+        return self._chunk(len(self.tokens))
+
+    def result(self) -> Result:
+        """What came of it."""
+        return Result(
+            text="".join(self._parts),
+            tokens=tuple(self.emitted),
+            finish_reason=self.finish or "cancelled",
+            prompt_tokens=self.prompt_tokens,
+            rounds=self.rounds,
+            proposed=self.proposed,
+            accepted_per_position=tuple(self.accepted),
+            timings=self.clock.timings(),
+        )
+
+    def _count(self, rows: int, final: int) -> None:
+        self.rounds += 1
+        self.proposed += rows - 1
+        self.accepted.extend([0] * (rows - 1 - len(self.accepted)))
+        for t in range(final - 1):
+            self.accepted[t] += 1
+        self.acceptance.note(rows, final)
+
+    def _chunk(self, before: int) -> Chunk:
+        text = self._text.take() if self.finish is None else self._text.finish(self.finish == "stop")
+        self._parts.append(text)
+        return Chunk(text, tuple(self.tokens[before:]), self.finish)
+
+    def _emit(self, token: int) -> None:
+        if not self.params.ignore_eos and self.tokenizer.is_eog(token):
             self.finish = "eos"
             return
         self.tokens.append(token)
-        if self.text.feed(token):
+        if self._text.feed(token):
             self.finish = "stop"
-        elif len(self.emitted) >= self.params.max_tokens:
+        elif len(self.tokens) - self.prompt_tokens >= self.params.max_tokens:
             self.finish = "length"
         elif len(self.tokens) >= self.n_ctx:
             self.finish = "context"
@@ -123,14 +147,15 @@ class LaneText:
         return self.take()
 
 
-def check_tokens(tokens: Sequence[int], n_vocab: int, n_ctx: int) -> list[int]:
-    """The prompt as a list of ids; RequestError when it is empty, too long or names no token."""
-    ids = [int(t) for t in tokens]
-    if not ids:
+def check_tokens(tokens: object, n_vocab: int, n_ctx: int) -> list[int]:
+    """The prompt as a list of ids; RequestError when it is none, empty, too long or names no token."""
+    if isinstance(tokens, (str, bytes)) or not isinstance(tokens, (Sequence, np.ndarray)):
+        raise RequestError("prompt", type(tokens).__name__, "text, or a sequence of token ids")
+    if len(tokens) == 0:
         raise RequestError("prompt", "no tokens", "at least one token")
-    if len(ids) >= n_ctx:
-        raise RequestError("prompt", f"{len(ids)} tokens", f"at most {n_ctx - 1}, one less than the context")
-    for position, token in enumerate(ids):
-        if not 0 <= token < n_vocab:
+    if len(tokens) >= n_ctx:
+        raise RequestError("prompt", f"{len(tokens)} tokens", f"at most {n_ctx - 1}, one less than the context")
+    for position, token in enumerate(tokens):
+        if not isinstance(token, (int, np.integer)) or isinstance(token, bool) or not 0 <= token < n_vocab:
             raise RequestError(f"prompt[{position}]", token, f"0..{n_vocab - 1}")
-    return ids
+    return [int(token) for token in tokens]

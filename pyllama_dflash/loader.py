@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .ggml import Backend, DeviceInfo, choose_device
 from .gguf_file import GGUFFile
 from .models import dflash, qwen35
+from .models.dflash_weights import append_parts
 from .models.pair import check_pair
 from .round import Models
 from .tokenizer import Tokenizer
@@ -54,6 +55,8 @@ def load(target: Path, draft: Path | None, device: str, threads: int | None, pro
             draft_store = WeightStore(draft_file, backend)
             stack.callback(draft_store.close)
             draft_weights = dflash.bind(draft_params, draft_store.get)
+            if parts := append_parts(draft_weights):
+                draft_weights = replace(draft_weights, append=draft_store.stack("append", parts))
             draft_store.load(progress)
             size += draft_store.nbytes
         models = Models(params, weights, draft_params, draft_weights)

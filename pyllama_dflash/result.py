@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-FinishReason = Literal["eos", "stop", "length", "context", "closed"]
-"""Why a text ended: end token, stop string, max_tokens, no position left, or the reader closed the stream."""
+FinishReason = Literal["eos", "stop", "length", "context", "cancelled"]
+"""Why a text ended: end token, stop string, max_tokens, no position left, or somebody cancelled the request."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,13 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds.  `prefill_s`: the prompt; `first_token_s`: from the call to the first token; `decode_s`: everything
-    after the prompt, of which `draft_s`, `verify_s` and `host_s` (drawing, judging, text) are parts."""
+    """Seconds. `queued_s`: waiting for a lane; `prefill_s`: from there until the prompt is computed; `decode_s`:
+    everything after that, of which `host_s` was not the device's. `first_token_s`: from the call to the first token."""
 
+    queued_s: float = 0.0
     prefill_s: float = 0.0
     first_token_s: float = 0.0
     decode_s: float = 0.0
-    draft_s: float = 0.0
-    verify_s: float = 0.0
     host_s: float = 0.0
 
 

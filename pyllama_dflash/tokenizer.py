@@ -42,6 +42,7 @@ class Tokenizer:
 
     def __init__(self, source: str | os.PathLike[str] | GGUFFile) -> None:
         self._model: Any = None
+        self._pieces: dict[tuple[int, bool], bytes] = {}
         with source_file(source) as file:
             _check(file)
             self.path = file.path
@@ -101,15 +102,10 @@ class Tokenizer:
 
     def piece(self, token: int, special: bool = False) -> bytes:
         """The bytes of a token, perhaps a part of a character; control tokens are empty unless `special`."""
-        vocab, token = self._open(), self._checked(token)
-        room = _PIECE_BYTES
-        buffer = ffi.new("char[]", room)
-        size = int(lib.llama_token_to_piece(vocab, token, buffer, room, 0, special))
-        if size < 0:
-            room = -size
-            buffer = ffi.new("char[]", room)
-            size = int(lib.llama_token_to_piece(vocab, token, buffer, room, 0, special))
-        return bytes(ffi.unpack(buffer, size))
+        vocab, key = self._open(), (self._checked(token), special)
+        if key not in self._pieces:
+            self._pieces[key] = _piece(vocab, *key)
+        return self._pieces[key]
 
     def decode(self, tokens: Iterable[int], special: bool = False) -> str:
         """The text of tokens; bytes that are not UTF-8 become U+FFFD."""
@@ -249,6 +245,17 @@ def _load(path: str) -> Any:
     if model == ffi.NULL:
         raise FileError(path, f"the vocabulary cannot be used: {native_log_tail() or 'no reason given'}")
     return ffi.gc(model, lib.llama_model_free)
+
+
+def _piece(vocab: Any, token: int, special: bool) -> bytes:
+    room = _PIECE_BYTES
+    buffer = ffi.new("char[]", room)
+    size = int(lib.llama_token_to_piece(vocab, token, buffer, room, 0, special))
+    if size < 0:
+        room = -size
+        buffer = ffi.new("char[]", room)
+        size = int(lib.llama_token_to_piece(vocab, token, buffer, room, 0, special))
+    return bytes(ffi.unpack(buffer, size))
 
 
 def _optional(token: int) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ class WeightStore:
         self._converted = TensorSet(backend, capacity)
         self._places: list[tuple[Tensor, TensorInfo]] = []
         self._vectors: list[tuple[Tensor, TensorInfo]] = []
+        self._stacks: list[tuple[Tensor, list[TensorInfo]]] = []
         self._by_name: dict[str, Tensor] = {}
         self._mapping: Any = None
 
@@ -54,6 +56,19 @@ class WeightStore:
         self._by_name[info.name] = tensor
         return tensor
 
+    def stack(self, name: str, matrices: Sequence[Tensor]) -> Tensor | None:
+        """A copy of matrices [K, M_i] of the file as one, [K, sum M_i], the first on top; None if types or K differ.
+
+        One product then does the work of several on the same input.
+        """
+        width, kind = matrices[0].shape[0], matrices[0].type
+        if any(m.shape[0] != width or m.type != kind for m in matrices):
+            return None
+        infos = [self.file.tensors[m.name] for m in matrices]
+        stacked = self._converted.new(name, kind, width, sum(m.shape[1] for m in matrices))
+        self._stacks.append((stacked, infos))
+        return stacked
+
     def load(self, progress: bool | None = None) -> None:
         """Bring the data. `progress` shows a bar; None = only on a terminal."""
         self._mapping = self.file.mapping()
@@ -66,6 +81,11 @@ class WeightStore:
         self._converted.allocate(weights=True)
         for tensor, info in self._vectors:
             tensor.set(_as_f32(self._bytes(info), Type(info.type)))
+        for tensor, infos in self._stacks:
+            offset = 0
+            for info in infos:
+                tensor.set(self._bytes(info), offset)
+                offset += info.nbytes
 
     @property
     def nbytes(self) -> int:

@@ -163,12 +163,12 @@ class Ops:
         return self.reshape(self.wrap(lib.ggml_get_rows(self.context, column.ptr, ids.ptr)), *ids.shape)
 
     def set_rows(self, a: Tensor, values: Tensor, rows: Tensor) -> Tensor:
-        """a[:, rows] = values in place; a [E, R] of any storable type, values F32 [E, n], rows I64 [n]. A view of a."""
+        """a[:, rows] = values in place, -> view of a; a [E, R] of a type that stores, values F32 [E, n], rows [n]."""
         fits = a.shape[0] == values.shape[0] and a.shape[2:] == values.shape[2:] == (1, 1)
         need(fits and values.type == Type.F32 and values.strides[0] == 4, "set_rows", "F32 rows are needed", a, values)
         need(a.type in (*FLOATS, Type.Q8_0) and a.contiguous, "set_rows", "F32, F16, BF16 or Q8_0 rows", a)
-        vector = rows.type == Type.I64 and rows.shape == (values.shape[1], 1, 1, 1)
-        need(vector, "set_rows", "one I64 row number per value row is needed", rows, values)
+        vector = rows.type in (Type.I32, Type.I64) and rows.shape == (values.shape[1], 1, 1, 1)
+        need(vector, "set_rows", "one I32 or I64 row number per value row is needed", rows, values)
         return self.wrap(lib.ggml_set_rows(self.context, a.ptr, values.ptr, rows.ptr))
 
     def top_k(self, a: Tensor, k: int) -> Tensor:

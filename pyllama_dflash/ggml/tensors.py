@@ -150,6 +150,13 @@ class Tensor:
         if len(data):
             lib.ggml_backend_tensor_set(ptr, data, offset, len(data))
 
+    def clear(self, offset: int, size: int) -> None:
+        """Zero `size` bytes from byte `offset` on."""
+        ptr, whole = self._stored(), self._packed()
+        if not 0 <= offset <= offset + size <= whole:
+            raise ShapeError(f"{self!r}: {size} bytes at {offset} do not fit {whole} contiguous bytes")
+        lib.ggml_backend_tensor_memset(ptr, 0, offset, size)
+
     def get(self) -> NDArray[Any]:
         """A copy as an array in NumPy's order (slowest first); types NumPy lacks come as raw bytes."""
         ptr, size = self._stored(), self._packed()

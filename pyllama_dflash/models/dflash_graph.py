@@ -30,15 +30,20 @@ def inject(
     for tap in taps[1:]:
         fused = g.concat(fused, tap, 0)
     e = g.rms_norm(linear(g, w.fc, fused), p.rms_eps, w.enc_norm)
+    whole, done = None if w.append is None else g.product(w.append, e), 0
     for i, layer in enumerate(w.layers):
-        k, v = _keys_values(g, p, w, layer, e, positions)
+        if whole is None:
+            projected = _projected(g, layer, e)
+        else:
+            projected, done = _cut(g, p, layer, whole, done)
+        k, v = _keys_values(g, p, w, layer, projected, positions)
         ring.write(g, i, k, v, rows)
 
 
 def block(
     g: Graph, p: DFlashParams, w: DFlashWeights[Tensor], target: Qwen35Weights[Tensor], ring: PagedKV, batch: Batch
 ) -> Tensor | LatticeNodes:
-    """The block [anchor, mask, ...]: hidden rows, the target's head on rows 1.., and :func:`family.select` on these.
+    """From the batch's tokens [anchor, mask, ...]: hidden rows, the target's head on rows 1.., :func:`family.select`.
 
     The block's own keys and values go to the ring at their positions; the next injection or block overwrites them.
     """
@@ -90,23 +95,38 @@ def _attention(
     d, heads, n = p.head_dim, p.n_head, batch.lanes * batch.rows
     q = g.rms_norm(g.reshape(linear(g, layer.q, a), d, heads, n), p.rms_eps, layer.q_norm)
     q = g.rope(q, batch.positions, p.rope_dims, p.rope_base, w.rope_freqs)
-    k, v = _keys_values(g, p, w, layer, a, batch.positions)
-    keys, values = ring.write(g, i, k, v, batch.kv_rows)
+    k, v = _keys_values(g, p, w, layer, _projected(g, layer, a), batch.positions)
+    keys, values = ring.write(g, i, k, v, batch.ring_rows)
     q = g.reshape(q, d, heads, batch.rows, batch.lanes)
     seen = family.attention(g, batch, ring, q, keys, values, scale=p.attn_scale, window=p.windows[i], causal=p.causal)
     y = linear(g, layer.output, g.reshape(seen, d * heads, n))
     return y if p.value_scale == 1.0 else g.scale(y, p.value_scale)
 
 
+def _projected(g: Graph, layer: DFlashLayer[Tensor], x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Wk x, and Wv x where there is a Wv, [kv width, n]."""
+    return linear(g, layer.k, x), None if layer.v is None else linear(g, layer.v, x)
+
+
+def _cut(
+    g: Graph, p: DFlashParams, layer: DFlashLayer[Tensor], whole: Tensor, done: int
+) -> tuple[tuple[Tensor, Tensor | None], int]:
+    """The layer's part of the product of all layers, from row `done` on; and the row behind it."""
+    width, (_, n), row = p.head_dim * p.n_head_kv, whole.shape[:2], whole.strides[1]
+    k = g.view(whole, (width, n), (row,), 4 * done)
+    v = None if layer.v is None else g.view(whole, (width, n), (row,), 4 * (done + width))
+    return (k, v), done + width * (1 if v is None else 2)
+
+
 def _keys_values(
-    g: Graph, p: DFlashParams, w: DFlashWeights[Tensor], layer: DFlashLayer[Tensor], x: Tensor, positions: Tensor
-) -> tuple[Tensor, Tensor]:
-    """K = rope(RMS(Wk x)) and V = Wv x (without Wv: the raw keys, RMS-normed), [head_dim, kv_heads, n]."""
-    shape = (p.head_dim, p.n_head_kv, positions.shape[0])
-    raw = g.reshape(linear(g, layer.k, x), *shape)
+    g: Graph, p: DFlashParams, w: DFlashWeights[Tensor], layer: DFlashLayer[Tensor],
+    projected: tuple[Tensor, Tensor | None], positions: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """K = rope(RMS(Wk x)) [head_dim, kv_heads, n] and V = Wv x [kv width, n] (without Wv: the raw keys, RMS-normed)."""
+    width, v = projected[0].strides[1], projected[1]
+    raw = g.view(projected[0], (p.head_dim, p.n_head_kv, positions.shape[0]), (4 * p.head_dim, width))
     k = g.rope(g.rms_norm(raw, p.rms_eps, layer.k_norm), positions, p.rope_dims, p.rope_base, w.rope_freqs)
-    v = g.rms_norm(raw, p.rms_eps) if layer.v is None else g.reshape(linear(g, layer.v, x), *shape)
-    return k, v
+    return k, g.rms_norm(raw, p.rms_eps) if v is None else v
 
 
 class _Convolutions:

@@ -71,7 +71,10 @@ class Selector(Generic[T]):
 
 @dataclass(frozen=True)
 class DFlashWeights(Generic[T]):
-    """All tensors of a draft. `token_embd` and `head` are None where the target's are used."""
+    """All tensors of a draft. `token_embd` and `head` are None where the target's are used.
+
+    `append`: the K and V projections of all layers as one matrix, layer by layer, where there can be one.
+    """
 
     fc: Linear[T]
     enc_norm: T
@@ -81,6 +84,7 @@ class DFlashWeights(Generic[T]):
     token_embd: T | None
     head: Linear[T] | None
     rope_freqs: T | None
+    append: T | None = None
 
 
 def bind(params: DFlashParams, get: Get[T]) -> DFlashWeights[T]:
@@ -100,6 +104,13 @@ def bind(params: DFlashParams, get: Get[T]) -> DFlashWeights[T]:
         # Frequency factors belong to plain rope; a draft with M-RoPE sections does not use them.
         rope_freqs=None if params.rope_sections else ask.optional(ROPE_FREQS, params.head_dim // 2, kind="vector"),
     )
+
+
+def append_parts(weights: DFlashWeights[T]) -> list[T]:
+    """The matrices that are applied to the same fused taps: K, and V where there is one, of each layer. Empty when one
+    has a scale of its own, since their products cannot be one then."""
+    linears = [linear for layer in weights.layers for linear in (layer.k, layer.v) if linear is not None]
+    return [] if any(linear.scale is not None for linear in linears) else [linear.weight for linear in linears]
 
 
 def _bind_selector(p: DFlashParams, ask: Binder[T]) -> Selector[T]:

@@ -11,13 +11,19 @@ from ..batch import Batch
 from ..cache import PagedKV, RecurrentState
 from ..ggml import Graph, Tensor
 from ..ggml.composed.gdn import Rows
-from .layers import linear
+from .layers import linear, linear_by_column
+from .metadata import Linear
 from .qwen35 import Qwen35Params
 from .qwen35_weights import FullAttention, GatedDeltaNet, Qwen35Weights
 
 
 class Mixing(Protocol):
-    """How a batch treats recurrent state: `Verify` keeps it open for rollback, `Advance` moves it on."""
+    """How a batch treats its rows: `Verify` keeps the state open for rollback and no row depends on how many there are,
+    `Advance` moves the state on, over rows that are always the same ones together."""
+
+    def linear(self, g: Graph, w: Linear[Tensor], x: Tensor) -> Tensor:
+        """W x of the rows x [k, n]."""
+        ...
 
     def conv(self, g: Graph, i: int, x: Tensor, w: Tensor) -> Tensor:
         """SiLU of the causal convolution of layer i; x and result [C, T, L]."""
@@ -35,6 +41,10 @@ class Verify:
     recurrent: RecurrentState
     batch: Batch
 
+    def linear(self, g: Graph, w: Linear[Tensor], x: Tensor) -> Tensor:
+        """See :class:`Mixing`."""
+        return linear_by_column(g, w, x)
+
     def conv(self, g: Graph, i: int, x: Tensor, w: Tensor) -> Tensor:
         """See :class:`Mixing`."""
         return family.conv_verify(g, self.batch, self.recurrent, i, x, w)
@@ -46,10 +56,17 @@ class Verify:
 
 @dataclass(frozen=True)
 class Advance:
-    """Rows that are final (prefill): the state moves behind the live ones."""
+    """Rows that are final (prefill): the state moves behind the live ones.
+
+    A prompt is always cut into the same pieces, so a product may depend on how many rows it has.
+    """
 
     recurrent: RecurrentState
     batch: Batch
+
+    def linear(self, g: Graph, w: Linear[Tensor], x: Tensor) -> Tensor:
+        """See :class:`Mixing`."""
+        return linear(g, w, x)
 
     def conv(self, g: Graph, i: int, x: Tensor, w: Tensor) -> Tensor:
         """See :class:`Mixing`."""
@@ -61,38 +78,40 @@ class Advance:
 
 
 def forward(
-    g: Graph, p: Qwen35Params, w: Qwen35Weights[Tensor], kv: PagedKV, mixing: Mixing, batch: Batch, taps: Sequence[int]
-) -> tuple[Tensor, list[Tensor]]:
-    """The trunk on n = T * L rows: the normed stream for the head, and the streams entering layers `taps`, [D, n]."""
-    x = g.get_rows(w.token_embd, batch.tokens)
+    g: Graph, p: Qwen35Params, w: Qwen35Weights[Tensor], kv: PagedKV, mixing: Mixing, batch: Batch, tokens: Tensor,
+    taps: Sequence[int],
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    """The trunk on `tokens` I32 [n]: the normed stream for the head, and the streams entering layers `taps`, [D, n]."""
+    x = g.get_rows(w.token_embd, tokens)
     streams = [x]
     for i, layer in enumerate(w.layers):
         h = g.rms_norm(x, p.rms_eps, layer.attn_norm)
         if layer.gdn is not None:
             x = g.add(x, _gated_delta_net(g, p, layer.gdn, mixing, i, batch, h))
         elif layer.attention is not None:
-            x = g.add(x, _full_attention(g, p, layer.attention, kv, i, batch, h))
+            x = g.add(x, _full_attention(g, p, layer.attention, kv, mixing, i, batch, h))
         h = g.rms_norm(x, p.rms_eps, layer.ffn_norm)
-        x = g.add(x, linear(g, layer.ffn_down, g.swiglu(linear(g, layer.ffn_gate, h), linear(g, layer.ffn_up, h))))
+        gate, up = mixing.linear(g, layer.ffn_gate, h), mixing.linear(g, layer.ffn_up, h)
+        x = g.add(x, mixing.linear(g, layer.ffn_down, g.swiglu(gate, up)))
         streams.append(x)
     return g.rms_norm(x, p.rms_eps, w.output_norm), [streams[i] for i in taps]
 
 
 def _full_attention(
-    g: Graph, p: Qwen35Params, w: FullAttention[Tensor], kv: PagedKV, i: int, batch: Batch, h: Tensor
+    g: Graph, p: Qwen35Params, w: FullAttention[Tensor], kv: PagedKV, mixing: Mixing, i: int, batch: Batch, h: Tensor
 ) -> Tensor:
     """softmax(rope(q) rope(k)^T / sqrt(d)) v * sigmoid(gate), then the output projection."""
     d, heads, n = p.head_dim, p.n_head, batch.lanes * batch.rows
-    both = linear(g, w.q, h)  # per head d query rows, then d gate rows
+    both = mixing.linear(g, w.q, h)  # per head d query rows, then d gate rows
     strides = (8 * d, both.strides[1])
     q = g.rms_norm(g.view(both, (d, heads, n), strides), p.rms_eps, w.q_norm)
     gate = g.reshape(g.cont(g.view(both, (d, heads, n), strides, 4 * d)), d * heads, n)
-    k = g.rms_norm(g.reshape(linear(g, w.k, h), d, p.n_head_kv, n), p.rms_eps, w.k_norm)
+    k = g.rms_norm(g.reshape(mixing.linear(g, w.k, h), d, p.n_head_kv, n), p.rms_eps, w.k_norm)
     q, k = (g.rope(t, batch.positions, p.rope_dims, p.rope_base) for t in (q, k))
-    keys, values = kv.write(g, i, k, linear(g, w.v, h), batch.kv_rows)
+    keys, values = kv.write(g, i, k, mixing.linear(g, w.v, h), batch.kv_rows)
     q = g.reshape(q, d, heads, batch.rows, batch.lanes)
     seen = family.attention(g, batch, kv, q, keys, values, scale=p.attn_scale, window=0, causal=True)
-    return linear(g, w.output, g.mul(g.reshape(seen, d * heads, n), g.sigmoid(gate)))
+    return mixing.linear(g, w.output, g.mul(g.reshape(seen, d * heads, n), g.sigmoid(gate)))
 
 
 def _gated_delta_net(
@@ -100,17 +119,17 @@ def _gated_delta_net(
 ) -> Tensor:
     """S <- exp(a softplus(alpha + dt)) S; S <- S + k beta (v - S^T k)^T; o = S^T q / sqrt(S); RMS(o) silu(z)."""
     s, hk, hv, c, t, lanes = p.state_size, p.n_k_heads, p.n_v_heads, p.conv_channels, batch.rows, batch.lanes
-    beta = g.reshape(g.sigmoid(linear(g, w.beta, h)), hv, t, lanes)
-    decay = g.reshape(g.mul(g.softplus(g.add(linear(g, w.alpha, h), w.dt_bias)), w.a), hv, t, lanes)
-    u = mixing.conv(g, i, g.reshape(linear(g, w.qkv, h), c, t, lanes), w.conv)
+    beta = g.reshape(g.sigmoid(mixing.linear(g, w.beta, h)), hv, t, lanes)
+    decay = g.reshape(g.mul(g.softplus(g.add(mixing.linear(g, w.alpha, h), w.dt_bias)), w.a), hv, t, lanes)
+    u = mixing.conv(g, i, g.reshape(mixing.linear(g, w.qkv, h), c, t, lanes), w.conv)
     strides = (4 * s, 4 * c, 4 * c * t)
     q = _unit(g, p, g.view(u, (s, hk, t, lanes), strides))
     k = _unit(g, p, g.view(u, (s, hk, t, lanes), strides, 4 * s * hk))
     v = g.view(u, (s, hv, t, lanes), strides, 8 * s * hk)
     o = mixing.gdn(g, i, Rows(q, k, v, decay, beta))
-    z = g.reshape(linear(g, w.gate, h), s, hv, t, lanes)
+    z = g.reshape(mixing.linear(g, w.gate, h), s, hv, t, lanes)
     o = g.mul(g.rms_norm(o, p.rms_eps, w.norm), g.silu(z))
-    return linear(g, w.output, g.reshape(o, s * hv, t * lanes))
+    return mixing.linear(g, w.output, g.reshape(o, s * hv, t * lanes))
 
 
 def _unit(g: Graph, p: Qwen35Params, x: Tensor) -> Tensor:

@@ -1,0 +1,93 @@
+"""How many rows a lane's next round has: chosen from what was accepted lately and from what rounds cost.
+
+A round of w rows emits E(w) = 1 + a + ... + a^(w-1) tokens if each proposal is accepted with probability a, and takes
+cost(w) times as long as a plain step. A lane takes the w with the largest E(w) / cost(w); w = 1, a plain step, has
+1 / 1, so a lane speculates only where that is expected to be faster. The choice changes the time, never the tokens.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+_MEMORY = 0.9
+_PRIOR_ACCEPTED, _PRIOR_TRIED = 3.0, 4.0
+_FIRST_PATIENCE, _LAST_PATIENCE = 4, 128
+_WARM_UP = 2
+_KEPT_TIMES = 9
+
+
+def widths_of(block: int) -> tuple[int, ...]:
+    """The widths to choose from: 1, 2, 4, ... below the draft's block, and the block."""
+    return (*(w for w in (1, 2, 4, 8) if w < block), block)
+
+
+class Costs:
+    """Seconds of rounds by (lanes, rows): the median of the last few, without a shape's first runs."""
+
+    def __init__(self) -> None:
+        self._times: dict[tuple[int, int], deque[float]] = {}
+        self._runs: dict[tuple[int, int], int] = {}
+        self._known: dict[tuple[int, int], float] = {}
+
+    def note(self, lanes: int, rows: int, seconds: float) -> None:
+        """A round took so long."""
+        key = lanes, rows
+        self._runs[key] = self._runs.get(key, 0) + 1
+        if self._runs[key] > _WARM_UP:
+            times = self._times.setdefault(key, deque(maxlen=_KEPT_TIMES))
+            times.append(seconds)
+            self._known[key] = median(times)
+
+    def of(self, lanes: int, widths: Sequence[int]) -> dict[int, float]:
+        """Cost of a round of each width (rising, from 1) relative to a plain step of as many lanes.
+
+        What was never measured is taken to cost what the next narrower round costs, so that it is tried; of lanes never
+        measured, what the nearest number of them says.
+        """
+        nearest = min((n for n, r in self._known if r == 1), key=lambda n: (abs(n - lanes), n), default=lanes)
+        plain = self._known.get((nearest, 1))
+        costs, cost = {}, 1.0
+        for width in widths:
+            if plain is not None and (nearest, width) in self._known:
+                cost = max(1.0, self._known[nearest, width] / plain)
+            costs[width] = cost
+        return costs
+
+
+class Acceptance:
+    """How one lane's proposals fare: the share of those tried that were accepted, older rounds counting less."""
+
+    def __init__(self) -> None:
+        self._accepted, self._tried = _PRIOR_ACCEPTED, _PRIOR_TRIED
+        self._plain = 0
+        self._patience = _FIRST_PATIENCE
+
+    @property
+    def rate(self) -> float:
+        """The probability that a proposal is accepted when those before it were."""
+        return self._accepted / self._tried
+
+    def note(self, rows: int, final: int) -> None:
+        """A round of `rows` rows gave `final` tokens."""
+        if rows == 1:
+            self._plain += 1
+            return
+        accepted, tried = final - 1, min(final, rows - 1)
+        self._accepted = _MEMORY * self._accepted + accepted
+        self._tried = _MEMORY * self._tried + tried
+        self._patience = _FIRST_PATIENCE if accepted else min(2 * self._patience, _LAST_PATIENCE)
+        self._plain = 0
+
+    def choose(self, costs: Mapping[int, float]) -> int:
+        """The best width of `costs` (by width, rising, from 1); after many plain steps the next one, to see
+        whether acceptance has recovered."""
+        best = max(costs, key=lambda width: self._expected(width) / costs[width])
+        if best == 1 and len(costs) > 1 and self._plain >= self._patience:
+            return sorted(costs)[1]
+        return best
+
+    def _expected(self, width: int) -> float:
+        rate = self.rate
+        return float(width) if rate == 1.0 else (1 - rate**width) / (1 - rate)

@@ -1,0 +1,233 @@
+"""The thread that drives the device: it admits, computes one prefill piece and one round, and hands out the tokens."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .errors import DeviceError, DflashError, EngineClosed, RequestError
+from .handle import Handle
+from .lanes import Lane
+from .round import Round
+from .scheduler import MAX_WAITING, Scheduler
+
+
+@dataclass
+class Work:
+    """What the worker did so far: rounds and prefill pieces, the seconds its device calls took and all other ones."""
+
+    rounds: int = 0
+    pieces: int = 0
+    device_s: float = 0.0
+    host_s: float = 0.0
+
+
+class Worker:
+    """One thread, the only one that uses the device once it runs. It starts with the first request.
+
+    `release` frees what the thread used; it is called once, when nothing runs any more.
+    """
+
+    def __init__(self, round_: Round, scheduler: Scheduler, release: Callable[[], None]) -> None:
+        self.work = Work()
+        self._round = round_
+        self._scheduler = scheduler
+        self._release = release
+        self._changed = threading.Condition()
+        self._arrived: deque[tuple[Lane, Handle]] = deque()
+        self._cancelled: deque[Handle] = deque()
+        self._handles: dict[Lane, Handle] = {}
+        self._handing_out = 0.0
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self._released = threading.Event()
+
+    # -- for callers -------------------------------------------------------------------------------------------
+
+    def submit(self, lane: Lane) -> Handle:
+        """Queue a checked lane. RequestError when too many wait, EngineClosed when the engine is closed."""
+        handle = Handle(self._cancel)
+        with self._changed:
+            self.check_open()
+            waiting = len(self._arrived) + len(self._scheduler.waiting)
+            if waiting >= MAX_WAITING:
+                raise RequestError("waiting requests", waiting + 1, f"at most {MAX_WAITING}")
+            self._start()
+            self._arrived.append((lane, handle))
+            self._changed.notify_all()
+        return handle
+
+    def idle(self, call: Callable[[], None]) -> None:
+        """Run `call`, which uses the device, here and now; only while no request was ever submitted."""
+        with self._changed:
+            self.check_open()
+            if self._thread is not None:
+                raise RequestError("prepare", "an engine that has had requests", "a new one")
+            call()
+
+    def close(self) -> None:
+        """End the thread; live requests fail with EngineClosed. Idempotent; returns when everything is released."""
+        with self._changed:
+            first, self._closing = not self._closing, True
+            thread = self._thread
+            self._changed.notify_all()
+        if thread is None and first:
+            self._end(EngineClosed("the engine is closed"))
+        elif thread is not threading.current_thread():
+            self._released.wait()
+
+    @property
+    def closed(self) -> bool:
+        """Whether no request can come any more."""
+        return self._closing
+
+    def check_open(self) -> None:
+        """EngineClosed when the engine is closed."""
+        if self._closing:
+            raise EngineClosed("the engine is closed")
+
+    def _cancel(self, handle: Handle) -> None:
+        with self._changed:
+            self._cancelled.append(handle)
+            self._changed.notify_all()
+
+    # -- the thread --------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._thread is None:
+            thread = threading.Thread(target=self._main, name="pyllama_dflash", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise DeviceError(f"the engine's thread cannot start: {error}") from error
+            self._thread = thread
+
+    def _main(self) -> None:
+        reason: Exception = EngineClosed("the engine is closed")
+        try:
+            while self._wait():
+                self.step()
+        except Exception as error:
+            reason = DeviceError(f"the engine stopped: {type(error).__name__}: {error}")
+            reason.__cause__ = error
+        finally:
+            with self._changed:
+                self._closing = True
+            self._end(reason)
+
+    def _wait(self) -> bool:
+        """Wait for something to do. False: the engine closes."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing or self._arrived or self._cancelled or self._handles)
+            return not self._closing
+
+    def _end(self, reason: Exception) -> None:
+        """Fail what is left and release everything."""
+        for handle in (*self._handles.values(), *(handle for _, handle in self._arrived)):
+            handle.fail(reason)
+        self._handles.clear()
+        self._arrived.clear()
+        try:
+            self._release()
+        finally:
+            self._released.set()
+
+    # -- a step ------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """What callers want, admissions, one prefill piece, one round."""
+        self._listen()
+        self._admit()
+        self._prefill()
+        self._decode()
+
+    def _listen(self) -> None:
+        with self._changed:
+            while self._arrived:
+                lane, handle = self._arrived.popleft()
+                self._handles[lane] = handle
+                self._scheduler.submit(lane)
+            cancelled = set(self._cancelled)
+            self._cancelled.clear()
+        for lane in [lane for lane, handle in self._handles.items() if handle in cancelled]:
+            chunk = lane.cancel()
+            self._forget(lane).put(chunk, lane.result())
+
+    def _admit(self) -> None:
+        while True:
+            try:
+                lane = self._scheduler.next_admitted()
+            except DflashError as error:
+                self._fail([self._scheduler.running[-1]], error)
+                continue
+            if lane is None:
+                return
+            lane.clock.admitted()
+
+    def _prefill(self) -> None:
+        found = self._scheduler.next_piece()
+        if found is None:
+            return
+        lane, item = found
+        start = time.perf_counter()
+        try:
+            self._round.advance(item, bucket(item.rows), feeds=lane.params.width != 1)
+        except DflashError as error:
+            self._fail([lane], error)
+            return
+        lane.base += item.rows
+        lane.clock.prefilled()
+        self.work.pieces += 1
+        self.work.device_s += time.perf_counter() - start
+
+    def _decode(self) -> None:
+        start = time.perf_counter()
+        chosen = self._scheduler.next_round()
+        if not chosen:
+            return
+        work = [item for _, item in chosen]
+        builds = self._round.shapes.counters.builds
+        called = time.perf_counter()
+        try:
+            final = self._round.run(work)
+        except DflashError as error:
+            self._fail([lane for lane, _ in chosen], error)
+            return
+        device = time.perf_counter() - called
+        if self._round.shapes.counters.builds == builds:
+            self._scheduler.costs.note(len(work), max(item.rows for item in work), device)
+        for lane, _ in chosen:
+            lane.clock.round(called - start + self._handing_out)
+        for (lane, item), tokens in zip(chosen, final, strict=True):
+            self._hand_out(lane, item.rows, tokens)
+        self._handing_out = time.perf_counter() - called - device
+        self.work.rounds += 1
+        self.work.device_s += device
+        self.work.host_s += called - start + self._handing_out
+
+    def _hand_out(self, lane: Lane, rows: int, tokens: list[int]) -> None:
+        try:
+            chunk = lane.take(tokens, rows)
+        except DflashError as error:
+            self._fail([lane], error)
+            return
+        if lane.finish is None:
+            self._handles[lane].put(chunk)
+        else:
+            self._forget(lane).put(chunk, lane.result())
+
+    def _fail(self, lanes: list[Lane], error: DflashError) -> None:
+        for lane in lanes:
+            self._forget(lane).fail(error)
+
+    def _forget(self, lane: Lane) -> Handle:
+        self._scheduler.retire(lane)
+        return self._handles.pop(lane)
+
+
+def bucket(rows: int) -> int:
+    """Rows of the prefill graph for a piece: the next power of two from 8 on, so that few shapes are built."""
+    return max(8, 1 << (rows - 1).bit_length())
