@@ -1,40 +1,18 @@
-"""The command line: arguments and errors in this process, whole runs as processes of their own."""
+"""The command line: arguments and errors, `info` and `doctor`."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
+from cli_process import fails, run
 from refusing import FAMILY, refused
 from tiny_pair import TinyPair
 
 from pyllama_dflash import cli, pair_files
 from pyllama_dflash.errors import FileError
-
-COMMAND = [sys.executable, "-m", "pyllama_dflash"]
-PROMPT = "the quick brown"
-
-
-def run(folder, *arguments, stdin=None, **environment):
-    """A finished process; text output is UTF-8 or the test fails."""
-    done = subprocess.run(
-        [*COMMAND, *map(str, arguments)], input=stdin, capture_output=True, timeout=300, cwd=folder,
-        env={**os.environ, **environment}, stdin=None if stdin is not None else subprocess.DEVNULL,
-    )  # fmt: skip
-    return done.returncode, done.stdout.decode(), done.stderr.decode()
-
-
-def fails(capsys, *arguments):
-    """The error line of a run in this process that must end with code 2 and print nothing else."""
-    assert cli.main([str(a) for a in arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("pyllama-dflash: error: ") and err.count("\n") == 1, err
-    return err.removeprefix("pyllama-dflash: error: ").rstrip("\n")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -59,6 +37,24 @@ def fails(capsys, *arguments):
         (["generate", "x", "--stop", ""], "stop: given; expected at most 16 non-empty strings"),
         (["generate", "x", "--no-draft", "-md", "d.gguf"], "generate: --no-draft and -md exclude each other"),
         (["generate", "x", "-f", "p.txt"], "generate: a prompt and -f exclude each other"),
+        (["generate", "x", "--jsonl", "r"], "generate: --jsonl and a prompt or -f exclude each other"),
+        (["generate", "-f", "p", "--jsonl", "r"], "generate: --jsonl and a prompt or -f exclude each other"),
+        (["generate", "-", "x", "-"], "generate: stdin ('-') can be read once only"),
+        (["generate", "-f", "-", "-f", "-"], "generate: stdin ('-') can be read once only"),
+        (["generate", "x", "--repeat-penalty", "0"], "repetition_penalty: 0.0 given"),
+        (["generate", "x", "--presence-penalty", "inf"], "presence_penalty: inf given"),
+        (["generate", "x", "--width", "17"], "width: 17 given; expected None or a whole number in 1..16"),
+        (
+            ["generate", "x", "--logit-bias", "15043"],
+            "argument --logit-bias: not TOKEN_ID+BIAS or TOKEN_ID-BIAS: '15043'",
+        ),
+        (["generate", "x", "--logit-bias", "3+-"], "argument --logit-bias: not TOKEN_ID+BIAS or TOKEN_ID-BIAS: '3+-'"),
+        (["generate", "x", "--logit-bias", "3+nan"], "logit_bias: {3: nan} given"),
+        (["generate", "x", "--logit-bias", "9999999999+1"], "logit_bias: {9999999999: 1.0} given"),
+        (["generate", "x", "", "-m", "m"], "prompt: an empty text given"),
+        (["generate", "--jsonl", "/nonesuch/r", "-m", "m"], "/nonesuch/r: the requests cannot be read: No such file"),
+        (["generate", "x", "-o", "/nonesuch/r", "-m", "m"], "/nonesuch/r: cannot be written: No such file"),
+        (["generate", "x", "-o", "/", "-m", "m"], "/: cannot be written: Is a directory"),
         (["generate", "-f", "/nonesuch/p.txt", "-m", "m"], "/nonesuch/p.txt: the prompt cannot be read: No such file"),
         (["generate", "", "-m", "m"], "prompt: an empty text given"),
         (["info"], "info: the following arguments are required: FILE"),
@@ -76,7 +72,9 @@ def test_help_is_short(capsys, command):
     assert out.startswith("usage: pyllama-dflash") and err == "" and out.count("\n") < 60
     if command == ["generate"]:
         for option in ("-m FILE", "-md FILE", "-n N", "-c N", "-t N", "--temp", "--top-k", "--top-p", "--min-p", "-s N",
-                       "--device", "--no-draft", "--stop", "--ignore-eos", "--stats", "--json"):  # fmt: skip
+                       "--device", "--no-draft", "--stop", "--ignore-eos", "--stats", "--json", "--jsonl FILE",
+                       "-o FILE", "-np N", "--pool N", "--repeat-penalty X", "--presence-penalty X", "--logit-bias",
+                       "--width N", "--progress"):  # fmt: skip
             assert option in out
 
 
@@ -128,167 +126,6 @@ def test_shipped_pair_is_found_by_name(tmp_path, monkeypatch):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Whole runs on a tiny pair, against the engine in this process
-# ---------------------------------------------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def options(tiny_pair):
-    """Options that every run shares, so that texts are comparable."""
-    return ["-m", tiny_pair.target, "-md", tiny_pair.draft, "-t", "1", "-c", "512", "-n", "40", "--ignore-eos"]
-
-
-@pytest.fixture(scope="module")
-def results(tiny_pair):
-    """The engine's own results by (temperature, seed)."""
-    from pyllama_dflash import Engine
-
-    with Engine.load(tiny_pair.target, tiny_pair.draft, device="cpu", n_ctx=512, threads=1) as engine:
-        return {
-            (t, s): engine.generate(PROMPT, temperature=t, seed=s, max_tokens=40, ignore_eos=True)
-            for t, s in ((0.0, 0), (0.8, 3))
-        }
-
-
-def test_generate_prints_prompt_and_text(tmp_path, options, results):
-    expected = PROMPT + results[0.0, 0].text + "\n"
-    assert run(tmp_path, "generate", PROMPT, *options) == (0, expected, "")
-    assert run(tmp_path, "generate", PROMPT, *options, "--no-draft")[0] == 2  # -md is in the options
-    without = [o for o in options if o != "-md" and not str(o).endswith("draft.gguf")]
-    assert run(tmp_path, "generate", PROMPT, *without) == (0, expected, "")
-    assert run(tmp_path, "generate", PROMPT, *without, "--no-draft") == (0, expected, "")
-    hidden = run(tmp_path, "generate", PROMPT, *options, "--no-display-prompt")
-    assert hidden == (0, results[0.0, 0].text + "\n", "")
-
-
-def test_sampled_text_is_the_engine_s_in_any_locale(tmp_path, options, results):
-    sampled = ["generate", PROMPT, *options, "--temp", "0.8", "--seed", "3"]
-    text = PROMPT + results[0.8, 3].text + "\n"
-    assert "\ufffd" in text  # bytes drawn at random are seldom UTF-8
-    assert run(tmp_path, *sampled) == (0, text, "")
-    assert run(tmp_path, *sampled, PYTHONIOENCODING="ascii", LC_ALL="C", PYTHONUTF8="0") == (0, text, "")
-
-
-def test_the_prompt_may_come_from_a_file_or_stdin(tmp_path, options, results):
-    expected = (0, PROMPT + results[0.0, 0].text + "\n", "")
-    (tmp_path / "prompt.txt").write_text(PROMPT + "\n")
-    assert run(tmp_path, "generate", *options, "-f", "prompt.txt") == expected
-    assert run(tmp_path, "generate", *options, "-f", "-", stdin=PROMPT.encode()) == expected
-    assert run(tmp_path, "generate", "-", *options, stdin=PROMPT.encode() + b"\r\n") == expected
-    assert run(tmp_path, "generate", *options, stdin=PROMPT.encode() + b"\n") == expected
-    code, out, err = run(tmp_path, "generate", *options, stdin=b"\xff\xfe")
-    assert (code, out, err) == (2, "", "pyllama-dflash: error: stdin: not UTF-8 at byte 0\n")
-
-
-def test_json_is_the_result(tmp_path, tiny_pair, options, results):
-    code, out, err = run(tmp_path, "generate", PROMPT, *options, "--json")
-    assert (code, err) == (0, "") and out.count("\n") == 1
-    report, expected = json.loads(out), results[0.0, 0].to_dict()
-    assert report["prompt"] == PROMPT and report["model"] == str(tiny_pair.target) and report["n_ctx"] == 512
-    assert report["draft"] == str(tiny_pair.draft) and report["timings"]["decode_s"] > 0
-    for key in ("text", "tokens", "finish_reason", "prompt_tokens", "rounds", "proposed", "accepted_per_position"):
-        assert report[key] == expected[key], key
-    assert report["paths"]["attention"] == {"kernel": 5}  # 2 draft layers; 1 of the target in 3 graphs
-
-
-def test_stop_strings_end_the_text(tmp_path, options, results):
-    whole = results[0.0, 0].text
-    stop = whole[len(whole) // 2 :][:2]
-    cut = whole[: whole.index(stop)]
-    code, out, err = run(tmp_path, "generate", PROMPT, *options, "--stop", "never there", "--stop", stop, "--json")
-    assert (code, err) == (0, "")
-    assert json.loads(out)["text"] == cut and json.loads(out)["finish_reason"] == "stop"
-
-
-def test_stats_go_to_stderr(tmp_path, options, results):
-    code, out, err = run(tmp_path, "generate", PROMPT, *options, "--stats")
-    assert (code, out) == (0, PROMPT + results[0.0, 0].text + "\n")
-    lines = {line.split()[0]: line for line in err.splitlines()}
-    assert set(lines) == {"device", "prompt", "text", "phases", "rounds", "accepted", "ops"}
-    assert "40 tokens in" in lines["text"] and "(ended by: length)" in lines["text"]
-    assert f"{results[0.0, 0].proposed} proposed" in lines["accepted"]
-    assert "nodes by kernels, mul_mat " in lines["ops"]  # the F32 matrices go to ggml's own product
-
-
-def test_native_lines_only_when_asked_for(tmp_path, options):
-    _, out, err = run(tmp_path, "generate", PROMPT, *options, "-vv")
-    assert "pyllama_dflash.native: " in err and out.startswith(PROMPT)
-
-
-def test_engine_errors_are_one_line(tmp_path, options):
-    cases = [
-        (["a" * 2000], "prompt: "),
-        ([PROMPT, "--device", "nonesuch"], "device: nonesuch given; expected one of auto"),
-        ([PROMPT, "-c", "1"], "n_ctx: 1 given"),
-        ([PROMPT, "-t", "0"], "threads: 0 given"),
-        ([b"half \xff".decode("utf-8", "surrogateescape")], "text: U+DCFF at 5 given"),
-    ]
-    for arguments, message in cases:
-        code, out, err = run(tmp_path, "generate", *options, *arguments)
-        assert (code, out) == (2, "") and err.startswith(f"pyllama-dflash: error: {message}"), err
-        assert err.count("\n") == 1
-
-
-def test_a_pair_that_does_not_fit_is_refused(tmp_path, tiny_pair, options):
-    other = tiny_pair_of(tmp_path, n_vocab=600)
-    code, out, err = run(tmp_path, "generate", PROMPT, "-m", tiny_pair.target, "-md", other[1])
-    assert (code, out) == (2, "") and err.count("\n") == 1
-    assert err.startswith(f"pyllama-dflash: error: {other[1]}: ") and "does not fit the target" in err
-
-
-def tiny_pair_of(folder, **changes):
-    """Paths of a pair made with other parameters."""
-    return TinyPair(**changes).write(folder, "other")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Ends that come from outside
-# ---------------------------------------------------------------------------------------------------------------------
-def hear_ctrl_c() -> None:
-    """A test run that was started in the background ignores SIGINT, and its children would too."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-@pytest.fixture
-def endless(tmp_path, tiny_pair):
-    """A process that would print for a long time; it has printed its first bytes."""
-    options = ["-m", tiny_pair.target, "-md", tiny_pair.draft, "-t", "1", "-c", "8192", "-n", "8000", "--ignore-eos"]
-    process = subprocess.Popen(
-        [*COMMAND, "generate", PROMPT, *map(str, options)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, cwd=tmp_path, preexec_fn=hear_ctrl_c,
-    )  # fmt: skip
-    with process:
-        assert process.stdout.read(len(PROMPT) + 8).startswith(PROMPT.encode())
-        yield process
-        process.kill()
-
-
-def test_ctrl_c_ends_cleanly(endless):
-    endless.send_signal(signal.SIGINT)
-    out, err = endless.communicate(timeout=60)
-    assert endless.returncode == 130
-    assert err == b"" and out.endswith(b"\n")
-
-
-def test_a_closed_pipe_ends_cleanly(endless):
-    endless.stdout.close()
-    assert endless.wait(timeout=60) == 141
-    assert endless.stderr.read() == b""
-
-
-def test_ctrl_c_while_loading(tmp_path, options):
-    for delay in (0.2, 0.6):
-        process = subprocess.Popen(
-            [*COMMAND, "generate", "-", *map(str, options)], stdin=subprocess.PIPE, stderr=subprocess.PIPE,
-            stdout=subprocess.PIPE, cwd=tmp_path, preexec_fn=hear_ctrl_c,
-        )  # fmt: skip
-        with process:
-            time.sleep(delay)  # while it starts, or while it waits for stdin
-            process.send_signal(signal.SIGINT)
-            process.communicate(timeout=60)
-        # Before main() Python itself reports the interrupt and dies of the signal.
-        assert process.returncode in (130, -signal.SIGINT)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # info and doctor
 # ---------------------------------------------------------------------------------------------------------------------
 def test_info_of_a_pair(capsys, tiny_pair):
@@ -317,7 +154,7 @@ def test_info_counts_types_and_bytes(capsys, tiny_pair):
 
 def test_info_plans_what_the_engine_takes(tiny_pair):
     from pyllama_dflash import Engine
-    from pyllama_dflash.cli_info import cache_bytes
+    from pyllama_dflash.cli.info import cache_bytes
     from pyllama_dflash.gguf_file import GGUFFile
     from pyllama_dflash.models.dflash import DFlashParams
     from pyllama_dflash.models.qwen35 import Qwen35Params
@@ -332,7 +169,7 @@ def test_info_plans_what_the_engine_takes(tiny_pair):
 
 
 def test_info_says_why_a_pair_does_not_fit(capsys, tmp_path, tiny_pair):
-    _, draft = tiny_pair_of(tmp_path, n_vocab=600, n_embd=512)
+    _, draft = TinyPair(n_vocab=600, n_embd=512).write(tmp_path, "other")
     assert cli.main(["info", str(tiny_pair.target), str(draft)]) == 1
     out = capsys.readouterr().out
     assert "the pair does not fit" in out
@@ -353,7 +190,12 @@ def test_doctor_says_how_each_op_is_computed(capsys, shipped):
     with refused():
         assert cli.main(["doctor"]) == 0
     ops = [line.split(maxsplit=2)[1:] for line in capsys.readouterr().out.splitlines() if line.startswith("op ")]
-    on_host = {"sample": "host (the device has no kernel)", "accept": "host (the tokens are drawn on the host)"}
+    on_host = {
+        "place": "host (the device has no kernel)",
+        "penalise": "host (the device has no kernel)",
+        "sample": "host (the device has no kernel)",
+        "accept": "host (the tokens are drawn on the host)",
+    }
     assert dict(ops) == dict.fromkeys(FAMILY, "composed (the device has no kernel)") | on_host
 
 

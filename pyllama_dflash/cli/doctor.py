@@ -6,12 +6,12 @@ import os
 import platform
 from pathlib import Path
 
-from . import __version__
-from ._native import LIB_DIR
-from .engine import Engine
-from .errors import DflashError
-from .ggml.devices import DeviceInfo, choose_device, list_devices, load_backends
-from .pair_files import shipped
+from .. import __version__
+from .._native import LIB_DIR
+from ..engine import Engine
+from ..errors import DflashError
+from ..ggml.devices import DeviceInfo, choose_device, list_devices, load_backends
+from ..pair_files import shipped
 
 _CONTEXT = 512
 _SHARED = ("base", "ggml", "llama")  # libraries in the same folder that are no backends

@@ -7,14 +7,16 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-from .engine import DEFAULT_CONTEXT, PIECE
-from .errors import RequestError
-from .ggml.dflash_ops import PAGE
-from .gguf_file import GGUFFile
-from .models import dflash
-from .models.dflash import DFlashParams
-from .models.pair import pair_report
-from .models.qwen35 import Qwen35Params
+from ..engine import DEFAULT_CONTEXT
+from ..errors import RequestError
+from ..ggml.dflash_ops import PAGE
+from ..gguf_file import GGUFFile
+from ..models import dflash
+from ..models.dflash import DFlashParams
+from ..models.pair import pair_report
+from ..models.qwen35 import Qwen35Params
+from ..sampling import MAX_BIASES
+from ..scheduler import PIECE
 
 _KV_BYTES = 2  # F16, the engine's default
 
@@ -104,7 +106,8 @@ def cache_bytes(target: Qwen35Params, draft: DFlashParams | None, n_ctx: int) ->
         "keys and values": pages(target.n_layer - gdn, target.head_dim * target.n_head_kv, per_slot),
         "delta net states": 4 * gdn * s * s * target.n_v_heads,
         "pending log": 4 * gdn * (2 * s + 1) * target.n_v_heads * block,
-        "convolution rows": 4 * gdn * target.conv_channels * (target.conv_kernel - 1 + block) + 8,
+        "convolution rows": 4 * gdn * target.conv_channels * (target.conv_kernel - 1 + block) + 4,
+        "tokens, biases": 4 * (n_ctx + 1 + 2 + 2 * MAX_BIASES),
     }
     if draft:
         kept = min(draft.window, n_ctx) if draft.window else n_ctx

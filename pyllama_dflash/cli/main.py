@@ -1,32 +1,27 @@
 """The command line: `pyllama-dflash generate | info | doctor`.
 
 Options are spelled as llama.cpp's tools spell them.  An error is one line on stderr and exit code 2; Ctrl-C ends with
-130, a reader that closes the pipe with 141; `info` on a pair that does not fit with 1.  Whatever is heavy is imported
-inside the commands.
+130, a reader that closes the pipe with 141; `info` on a pair that does not fit, and `generate` when some of several
+requests failed, with 1.  Whatever is heavy is imported inside the commands.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import NoReturn, TextIO
 
-from . import __version__
-from .errors import DflashError, FileError, RequestError
-
-if TYPE_CHECKING:
-    from .engine import Engine
-    from .result import Result
-    from .sampling import SamplingParams
+from .. import __version__
+from ..errors import DflashError
 
 PROGRAM = "pyllama-dflash"
-DOES_NOT_FIT, ERROR, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
+DOES_NOT_FIT = SOME_FAILED = 1
+ERROR, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 
 
 class _Usage(Exception):
@@ -99,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     def command(name: str, text: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, help=text, description=text, parents=[common], allow_abbrev=False)
 
-    _generate_arguments(command("generate", "continue a prompt; the text goes to stdout as it comes"))
+    _generate_arguments(command("generate", "continue prompts; the text of a single one goes to stdout as it comes"))
     info = command("info", "what a model file holds and needs; of two files also whether they fit together")
     info.add_argument("files", nargs="+", metavar="FILE", help="a target or a draft; at most one of each")
     info.add_argument("-c", "--ctx-size", type=int, metavar="N", help="context of the memory plan")
@@ -112,13 +107,16 @@ def _parser() -> argparse.ArgumentParser:
 
 def _generate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_generate)
-    parser.add_argument("prompt", nargs="?", help="the text to continue; '-' or nothing: read it from stdin")
-    parser.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a file ('-': stdin)")
+    parser.add_argument("prompt", nargs="*", help="a text to continue; '-' or nothing: read it from stdin")
+    parser.add_argument("-f", "--file", action="append", default=[], metavar="FILE", help="a file that holds a prompt")
+    parser.add_argument("--jsonl", metavar="FILE", help="requests as JSON objects, one a line ('-': stdin)")
     models = parser.add_argument_group("models")
     models.add_argument("-m", "--model", metavar="FILE", help="target GGUF (default: the pair that ships)")
     models.add_argument("-md", "--model-draft", metavar="FILE", help="draft GGUF")
     models.add_argument("--no-draft", action="store_true", help="decode plainly: the same text, slower")
-    models.add_argument("-c", "--ctx-size", type=int, metavar="N", help="positions of prompt and text together")
+    models.add_argument("-c", "--ctx-size", type=int, metavar="N", help="positions of a prompt and its text together")
+    models.add_argument("-np", "--parallel", type=int, metavar="N", help="requests at once (default: up to 8)")
+    models.add_argument("--pool", type=int, metavar="N", help="positions of all at once (default: -c for each)")
     models.add_argument("-t", "--threads", type=int, metavar="N", help="CPU threads (default: all CPUs)")
     models.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu, gpu or a device's name")
     text = parser.add_argument_group("text")
@@ -127,146 +125,54 @@ def _generate_arguments(parser: argparse.ArgumentParser) -> None:
     text.add_argument("--top-k", type=int, default=0, metavar="N", help="of the N likeliest only (default: 0, off)")
     text.add_argument("--top-p", type=float, default=1.0, metavar="P", help="of the likeliest P only (default: 1, off)")
     text.add_argument("--min-p", type=float, default=0.0, metavar="P", help="at least P of the best (default: 0, off)")
+    text.add_argument("--repeat-penalty", type=float, default=1.0, metavar="X", help="of tokens seen (default: 1, off)")
+    text.add_argument("--presence-penalty", type=float, default=0.0, metavar="X", help="the same, subtracted (0: off)")
+    text.add_argument(
+        "--logit-bias", type=_bias, action="append", default=[], metavar="ID(+/-)BIAS",
+        help="add to a token's logit, like 15043+1 or 29905-inf (repeatable)",
+    )  # fmt: skip
     text.add_argument("-s", "--seed", type=int, default=0, metavar="N", help="same seed, same text (default: 0)")
     text.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text (repeatable)")
     text.add_argument("--ignore-eos", action="store_true", help="go on behind the end token")
+    text.add_argument("--width", type=int, metavar="N", help="most rows a round (default: by what is accepted)")
     output = parser.add_argument_group("output")
+    output.add_argument("-o", "--output", metavar="FILE", help="results as JSON, one a line; '-' for stdout")
+    output.add_argument("--json", action="store_true", help="the same on stdout, with prompt and models")
     output.add_argument("--no-display-prompt", action="store_true", help="print the continuation without the prompt")
+    output.add_argument("--progress", action="store_true", help="a bar for several prompts, terminal or not")
     output.add_argument("--stats", action="store_true", help="speed and acceptance on stderr")
-    output.add_argument("--json", action="store_true", help="one JSON object instead of the text")
 
 
-# -- generate ----------------------------------------------------------------------------------------------------------
+def _bias(text: str) -> tuple[int, float]:
+    """TOKEN_ID+BIAS or TOKEN_ID-BIAS."""
+    parts = re.fullmatch(r"([0-9]{1,10})([+-][0-9a-zA-Z.+-]+)", text)
+    try:
+        if parts:
+            return int(parts[1]), float(parts[2])
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"not TOKEN_ID+BIAS or TOKEN_ID-BIAS: {text!r}")
+
+
+# -- the commands ------------------------------------------------------------------------------------------------------
 
 
 def _generate(args: argparse.Namespace) -> int:
-    from .sampling import SamplingParams
-
-    params = SamplingParams(
-        temperature=args.temp, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p, seed=args.seed,
-        max_tokens=args.n_predict, stop=tuple(args.stop), ignore_eos=args.ignore_eos,
-    )  # fmt: skip
     for one, other, what in (
         (args.no_draft, args.model_draft, "--no-draft and -md exclude each other"),
         (args.prompt, args.file, "a prompt and -f exclude each other"),
+        (args.prompt or args.file, args.jsonl is not None, "--jsonl and a prompt or -f exclude each other"),
+        ([*args.prompt, *args.file].count("-") > 1, True, "stdin ('-') can be read once only"),
     ):
         if one and other:
             raise _Usage(f"generate: {what}")
-    target, draft = _models(args)
-    prompt = _prompt(args)
-    from .engine import Engine
+    from .generate import run
 
-    with Engine.load(target, draft, device=args.device, n_ctx=args.ctx_size, threads=args.threads) as engine:
-        if args.json:
-            result = engine.generate(prompt, params)
-            print(json.dumps(_report(engine, target, draft, prompt, result), ensure_ascii=False))
-        else:
-            result = _stream(engine, prompt, params, echo=not args.no_display_prompt)
-        if args.stats:
-            print(_stats(engine, result), file=sys.stderr)
-    return 0
-
-
-def _models(args: argparse.Namespace) -> tuple[Path, Path | None]:
-    """The files to load: the shipped target unless another is named, with the shipped draft for that target only."""
-    target = Path(args.model) if args.model else None
-    draft = Path(args.model_draft) if args.model_draft else None
-    if target is None:
-        from .pair_files import shipped
-
-        target, shipped_draft = shipped()
-        draft = draft or shipped_draft
-    return target, None if args.no_draft else draft
-
-
-def _prompt(args: argparse.Namespace) -> str:
-    """The prompt's text. One line end at the end of a file or of stdin belongs to the file, not to the prompt."""
-    source = args.file if args.file is not None else args.prompt if args.prompt == "-" else None
-    if source is None and args.prompt is not None:
-        text: str = args.prompt
-    elif source not in (None, "-"):
-        try:
-            data = Path(source).read_bytes()
-        except OSError as error:
-            raise FileError(source, f"the prompt cannot be read: {error.strerror}") from error
-        text = _decoded(source, data)
-    elif sys.stdin is None or (source is None and sys.stdin.isatty()):
-        raise _Usage("generate: no prompt: give it as an argument, with -f FILE or on stdin")
-    else:
-        text = _decoded("stdin", sys.stdin.buffer.read())
-    if not text:
-        raise RequestError("prompt", "an empty text", "at least one character")
-    return text
-
-
-def _decoded(source: str, data: bytes) -> str:
-    """UTF-8 without the line end at its end."""
-    try:
-        text = data.decode()
-        return text[: len(text) - (2 if text.endswith("\r\n") else text.endswith("\n"))]
-    except UnicodeDecodeError as error:
-        raise FileError(source, f"not UTF-8 at byte {error.start}") from None
-
-
-def _stream(engine: Engine, prompt: str, params: SamplingParams, *, echo: bool) -> Result:
-    with contextlib.closing(engine.stream(prompt, params)) as chunks:
-        try:
-            _put(prompt if echo else "")
-            for chunk in chunks:
-                _put(chunk.text)
-        finally:
-            with contextlib.suppress(BrokenPipeError):
-                _put("\n")
-    assert engine.last_result is not None
-    return engine.last_result
-
-
-def _put(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
-def _report(engine: Engine, target: Path, draft: Path | None, prompt: str, result: Result) -> dict[str, Any]:
-    return {
-        "model": str(target),
-        "draft": None if draft is None else str(draft),
-        "device": engine.device.name,
-        "n_ctx": engine.n_ctx,
-        "prompt": prompt,
-        **result.to_dict(),
-        "paths": engine.paths,
-    }
-
-
-def _stats(engine: Engine, result: Result) -> str:
-    t, n = result.timings, len(result.tokens)
-    lines = [
-        f"device      {engine.device.name} ({engine.device.description})",
-        f"prompt      {result.prompt_tokens} tokens in {t.prefill_s:.3f} s, first token after {t.first_token_s:.3f} s",
-        f"text        {n} tokens in {t.decode_s:.3f} s, {result.tokens_per_second:.1f} tokens/s"
-        f" (ended by: {result.finish_reason})",
-        f"phases      draft {t.draft_s:.3f} s, verify {t.verify_s:.3f} s, host {t.host_s:.3f} s",
-        f"rounds      {result.rounds}, {result.mean_accepted_length:.2f} tokens each",
-    ]
-    if engine.has_draft:
-        accepted = " ".join(map(str, result.accepted_per_position))
-        lines.append(f"accepted    {accepted} by position, {result.proposed} proposed")
-    lines.append(f"ops         {_paths(engine.paths)}")
-    return "\n".join(lines)
-
-
-def _paths(paths: dict[str, dict[str, int]]) -> str:
-    """Nodes of the graphs by the way they are computed, the ops named that have no kernel at times."""
-    kernels = sum(uses.get("kernel", 0) for uses in paths.values())
-    others = [f"{op} {n} {path}" for op, uses in paths.items() for path, n in uses.items() if path != "kernel"]
-    return ", ".join([f"{kernels} nodes by kernels", *others])
-
-
-# -- the other commands ------------------------------------------------------------------------------------------------
+    return SOME_FAILED if run(args) else 0
 
 
 def _info(args: argparse.Namespace) -> int:
-    from .cli_info import report
+    from .info import report
 
     text, fits = report(args.files, args.ctx_size)
     print(text)
@@ -274,7 +180,7 @@ def _info(args: argparse.Namespace) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from .cli_doctor import report
+    from .doctor import report
 
     print(report(args.device))
     return 0
