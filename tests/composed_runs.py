@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyllama_dflash.batch import Batch, LaneRows
+from pyllama_dflash.batch import AskedInputs, Batch
 from pyllama_dflash.cache import PagedKV, RecurrentState
 from pyllama_dflash.ggml import Backend, Graph, Tensor, TensorSet, Type
+from pyllama_dflash.lane_rows import LaneRows
 
 Array = NDArray[Any]
 KINDS = {np.dtype(np.float32): Type.F32, np.dtype(np.int32): Type.I32, np.dtype(np.float16): Type.F16}
@@ -34,16 +35,16 @@ class Lanes:
         """As the inputs of a batch take them."""
         n = len(self.slots)
         rows, base = self.rows or (self.T,) * n, self.base or (0,) * n
-        return [LaneRows(*item) for item in zip(self.slots, base, ([0] * r for r in rows), strict=True)]
+        return [LaneRows(*item) for item in zip(self.slots, base, rows, strict=True)]
 
 
 class OpRun:
-    """One graph on `backend` with its batch; `result` runs it."""
+    """One graph on `backend` with its batch, all of whose tensors are inputs here; `result` runs it."""
 
     def __init__(self, backend: Backend, lanes: Lanes) -> None:
         self.lanes = lanes
         self.graph = Graph(backend)
-        self.batch = Batch.of(self.graph, len(lanes.slots), lanes.T)
+        self.batch = self._batch()
         self.memory = TensorSet(backend, 16)
         self._sources: list[tuple[Tensor, Array | bytes]] = []
 
@@ -53,6 +54,13 @@ class OpRun:
     def __exit__(self, *error: object) -> None:
         self.graph.close()
         self.memory.close()
+
+    def _batch(self) -> Batch:
+        lanes, rows = len(self.lanes.slots), self.lanes.T
+        per_lane, per_row = ("slots", "live", "base"), ("tokens", "positions", "kv_rows", "ring_rows")
+        sizes = dict.fromkeys(per_lane, lanes) | dict.fromkeys(per_row, lanes * rows)
+        inputs = {name: self.graph.input(name, Type.I32, n) for name, n in sizes.items()}
+        return Batch(lanes, rows, asked=AskedInputs(self.graph), **inputs)
 
     def source(self, values: Array, kind: Type | None = None, raw: bytes | None = None) -> Tensor:
         """An input that will hold `values`; `raw` are its bytes where NumPy lacks the type `kind`."""
@@ -75,17 +83,17 @@ class OpRun:
             kv.assign(slot, 0, row.tolist())
         return kv
 
-    def result(self, node: Tensor, work: Sequence[LaneRows] | None = None) -> Array:
-        """Build, feed, run; the node's values."""
+    def result(self, node: Tensor, work: Sequence[LaneRows] | None = None, tokens: Array | None = None) -> Array:
+        """Build, feed, run; the node's values. `tokens` [L, T] of the batch's rows, 0 if not given."""
         work, b = self.lanes.work if work is None else work, self.batch
         out = self.graph.output(self.graph.cont(node), "out") if node.type == Type.F32 else node
         self.graph.build()
         for tensor, values in self._sources:
             tensor.set(values)
-        b.tokens.set(np.array([[*item.tokens, *[0] * (b.rows - len(item.tokens))] for item in work], np.int32))
+        b.tokens.set(np.zeros((b.lanes, b.rows), np.int32) if tokens is None else tokens.astype(np.int32))
         b.slots.set(np.array([item.slot for item in work], np.int32))
         b.base.set(np.array([item.base for item in work], np.int32))
-        b.live.set(np.array([len(item.tokens) for item in work], np.int32))
+        b.live.set(np.array([item.rows for item in work], np.int32))
         b.asked.fill(work)
         self.graph.run()
         return out.get()

@@ -114,7 +114,7 @@ class Gdn:
         if op == "gdn_verify":
             return gdn_reference.verify(*rows, *memory)
         if op == "gdn_advance":
-            n_rows = np.array([len(item.tokens) for item in s.lanes.work])
+            n_rows = np.array([item.rows for item in s.lanes.work])
             return *gdn_reference.advance(*rows, *memory, n_rows), self.log
         state = gdn_reference.commit(*memory)
         return state, state, self.log
@@ -226,7 +226,7 @@ def test_conv(kernels, composed, shape, op):
             set_pending(memory, pending)
             return run.result(node), memory.rows[0].get().reshape(kept.shape), dict(run.graph.paths)
 
-    slots, n_rows = kept_slots(lanes.slots, n_slots), np.array([len(item.tokens) for item in lanes.work])
+    slots, n_rows = kept_slots(lanes.slots, n_slots), np.array([item.rows for item in lanes.work])
     if op == "conv_commit":
         want_rows = conv_reference.commit(kept, slots, pending)
         want = want_rows

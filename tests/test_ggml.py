@@ -54,14 +54,17 @@ def test_arithmetic(g):
     assert np.allclose(got, want / (1 + np.exp(-want)), atol=1e-5)
 
 
-def test_pick_and_rows(g):
+@pytest.mark.parametrize("kind", [I32, I64])
+def test_pick_and_rows(g, kind):
     x, ids = g.input("x", F32, 6, 4), g.input("ids", I32, 2, 4)
-    table, rows = g.input("table", F32, 6, 4), g.input("rows", I64, 4)
+    table, rows = g.input("table", F32, 6, 4), g.input("rows", kind, 4)
     y = g.output(g.pick(x, ids), "y")
     z = g.output(g.set_rows(table, x, rows), "z")
     a = random(4, 6)
     chosen = np.array([[0, 5], [1, 1], [2, 3], [4, 0]], np.int32)
-    got = run(g, y, x=(x, a), ids=(ids, chosen), rows=(rows, np.array([3, 1, 0, 2])))
+    got = run(
+        g, y, x=(x, a), ids=(ids, chosen), rows=(rows, np.array([3, 1, 0, 2], np.int32 if kind == I32 else np.int64))
+    )
     assert np.array_equal(got.reshape(4, 2), np.take_along_axis(a, chosen, 1))
     assert np.array_equal(z.get().reshape(4, 6)[[3, 1, 0, 2]], a)
 
@@ -108,7 +111,8 @@ BAD = {
     "mul_mat by half": lambda g, t: g.mul_mat(t.w, t.half),
     "get_rows": lambda g, t: g.get_rows(t.x, t.rows),
     "get_rows 2d": lambda g, t: g.get_rows(t.x, t.pairs),
-    "set_rows": lambda g, t: g.set_rows(t.x, t.x, t.ids),
+    "set_rows": lambda g, t: g.set_rows(t.x, t.x, t.half),
+    "set_rows 2d": lambda g, t: g.set_rows(t.x, t.x, t.pairs),
     "set_rows count": lambda g, t: g.set_rows(t.x, t.w, t.rows),
     "pick": lambda g, t: g.pick(t.x, t.ids),
     "top_k 0": lambda g, t: g.top_k(t.x, 0),
@@ -126,6 +130,14 @@ BAD = {
     "attention": lambda g, t: g.attention(
         t.x, t.x, t.x, t.ids, t.ids, t.ids, t.ids, scale=1.0, window=0, causal=True
     ),
+    "select": lambda g, t: g.select(t.x, t.ids, t.ids, t.ids, None, 4),
+    "place": lambda g, t: g.place(t.ids, t.ids, t.ids, t.x, t.pairs, None, rows=2, fill=-1, spare=0, ring_spare=0),
+    "place of no rows": lambda g, t: g.place(
+        t.ids, t.ids, t.ids, t.pairs, t.pairs, None, rows=0, fill=-1, spare=0, ring_spare=0
+    ),
+    "penalise": lambda g, t: g.penalise(t.x, t.pairs, t.ids, t.ids, t.ids, t.pairs, t.x, t.pairs),
+    "sample": lambda g, t: g.sample(t.half, t.ids, t.ids, t.ids),
+    "accept": lambda g, t: g.accept(t.pairs, t.x, t.ids, t.ids, t.ids, t.ids, t.pairs),
 }  # fmt: skip
 
 

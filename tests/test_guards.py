@@ -5,7 +5,7 @@ The native walk (test-dflash-ops --only walk) runs what is accepted; here the in
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -26,16 +26,25 @@ LITERAL = [
     (("attention",), "D", {16, 32, 64, 128, 256}, range(1, 600), {"k_type": F32, "v_type": F32}),
     (("attention",), "Hq", {1, 2, 3, 4, 5, 6, 7, 8, 16}, range(1, 40), {"Hkv": 1}),
     (("select",), "top_k", {1, 2, 3, 4, 5, 6, 7, 8, 12, 16}, range(-1, 40), {}),
-    (("gdn_verify", "conv_verify", "sample", "accept", "dynamic_conv"), "T", set(range(1, 17)), range(20), {}),
+    (
+        ("gdn_verify", "conv_verify", "sample", "accept", "dynamic_conv", "penalise"),
+        "T",
+        set(range(1, 17)),
+        range(20),
+        {},
+    ),
     (("select",), "P", set(range(1, 16)), range(20), {}),
     (("dynamic_conv",), "taps", set(range(1, 9)), range(12), {}),
+    (("place",), "rows", {1, 2, 17, 1 << 20}, (-1, 0, 1, 2, 17, 1 << 20, (1 << 20) + 1), {"L": 1}),
+    (("place",), "spare", {0, 1, 160}, (-160, -1, 0, 1, 160), {}),
+    (("penalise",), "biases", {1, 2, 4096}, (1, 2, 4096, 4097), {}),
 ]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("ops, field, accepted, asked, beside", LITERAL)
 def test_literal_sets(
-    backend: str, ops: tuple[str, ...], field: str, accepted: set[int], asked: range, beside: dict[str, int]
+    backend: str, ops: tuple[str, ...], field: str, accepted: set[int], asked: Sequence[int], beside: dict[str, int]
 ) -> None:
     for op in ops:
         assert {n for n in asked if supported(op, BACKENDS[backend], **{**beside, field: n})} == accepted, op

@@ -19,9 +19,9 @@ from refusing import DECISIONS, lattices_of, logits_of, refused
 from tiny_pair import TinyPair
 
 from pyllama_dflash import Engine
-from pyllama_dflash.batch import LaneRows
 from pyllama_dflash.cache import LaneCache
 from pyllama_dflash.ggml import Type
+from pyllama_dflash.lane_rows import GREEDY, LaneRows
 from pyllama_dflash.loader import Loaded, load
 from pyllama_dflash.pair_files import shipped
 from pyllama_dflash.round import Round
@@ -53,22 +53,29 @@ class Runner:
     def n_vocab(self) -> int:
         return self.loaded.models.target.n_vocab
 
-    def start(self) -> None:
+    def start(self, tokens) -> None:
+        """A new request that will be given `tokens`."""
         self.cache.release(0)
-        self.cache.open(0, CONTEXT)
+        self.cache.open(0, tokens, GREEDY)
+        self.cache.grow(0, CONTEXT)
 
-    def prefill(self, tokens, start: int = 0) -> None:
-        for at in range(start, len(tokens), 256):
-            piece = tokens[at : min(at + 256, len(tokens))]
-            self.round.advance([LaneRows(0, at, piece)], max(8, 1 << (len(piece) - 1).bit_length()))
+    def prefill(self, n: int) -> None:
+        """Compute the first `n` tokens."""
+        for at in range(0, n, 256):
+            rows = min(256, n - at)
+            self.round.advance(LaneRows(0, at, rows), max(8, 1 << (rows - 1).bit_length()))
+
+    def final(self, tokens) -> None:
+        """These tokens' rows, the last that were computed, are final."""
+        self.cache.recurrent.set_pending(0, len(tokens))
+        self.cache.history.set_base(0, int(self.cache.history.bases[0]) + len(tokens))
 
     def logits(self, tokens) -> np.ndarray:
         """Teacher-forced logits of the last block's rows, the rest by prefill."""
-        self.start()
-        rows = min(len(tokens), self.loaded.models.block)
-        self.prefill(tokens[: len(tokens) - rows])
-        (out,) = logits_of(self.round, [LaneRows(0, len(tokens) - rows, tokens[len(tokens) - rows :])])
-        return out
+        self.start(tokens)
+        first = len(tokens) - min(len(tokens), self.loaded.models.block)
+        self.prefill(first)
+        return logits_of(self.round, 0, first, tokens[first:])
 
     def close(self) -> None:
         self.round.close()
@@ -134,12 +141,12 @@ def test_logits_of_quantised_files(runner, length, tmp_path):
 @exact
 def test_logits_of_every_row(runner):
     tokens, block = tokens_of(runner, 63, 5), runner.loaded.models.block
-    runner.start()
+    runner.start(tokens)
     rows = []
     for base in range(0, len(tokens), block):
         part = tokens[base : base + block]
-        rows.append(logits_of(runner.round, [LaneRows(0, base, part)])[0])
-        runner.cache.recurrent.set_pending(0, len(part))
+        rows.append(logits_of(runner.round, 0, base, part))
+        runner.final(part)
     assert nmse(np.concatenate(rows), oracle.logits(runner.target, tokens)) <= NMSE
 
 
@@ -179,16 +186,17 @@ def block_starts(runner: Runner) -> tuple[list[int], list[int]]:
 def differing(runner: Runner, tokens, anchors, theirs) -> int:
     """How many walks part from the oracle's at a place that is no tie."""
     ids, scores = theirs
-    runner.start()
-    runner.prefill(tokens[: anchors[0]])
+    runner.start(tokens)
+    runner.prefill(anchors[0])
     count = 0
     for r, n in enumerate(anchors):
-        (ours,) = lattices_of(runner.round, [LaneRows(0, n, [tokens[n]])])
+        (ours,) = lattices_of(runner.round, [LaneRows(0, n, runner.loaded.models.block)])
         if ids.shape[-1] == 1:
             count += parts_from_best(ours, ids[r, :, 0])
         else:
             count += parts_from_walk(ours, ids[r], scores[r])
-        runner.round.verify([LaneRows(0, n, [tokens[n]])])
+        logits_of(runner.round, 0, n, tokens[n : n + 1])
+        runner.final(tokens[n : n + 1])
     return count
 
 
@@ -228,7 +236,7 @@ def compare_greedy(runner: Runner) -> list[tuple[int | None, float]]:
     found = []
     with Engine.load(runner.target, runner.draft, device="cpu", n_ctx=256, kv_type="f32") as engine:
         for prompt, expected, margin in zip(prompts, theirs, margins, strict=True):
-            ours = engine.generate(prompt, max_tokens=48, ignore_eos=True).tokens
+            ours = engine.generate(prompt, max_tokens=48, ignore_eos=True, width=16).tokens
             parted = next((i for i, (a, b) in enumerate(zip(ours, expected, strict=True)) if a != b), None)
             found.append((parted, 0.0 if parted is None else float(margin[parted])))
     return found

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,13 +17,16 @@ from tiny_pair import TinyPair
 from pyllama_dflash import DeviceError, Engine, RequestError, SamplingParams, family
 from pyllama_dflash._native import ffi, lib
 from pyllama_dflash.answers import answer_of
-from pyllama_dflash.batch import LaneRows
 from pyllama_dflash.cache import LaneCache
 from pyllama_dflash.ggml import Backend, Graph, Tensor, Type, choose_device
+from pyllama_dflash.gguf_file import GGUFFile
 from pyllama_dflash.host_path import accepted, drawn, walk
-from pyllama_dflash.loader import load
+from pyllama_dflash.lane_rows import GREEDY, LaneRows
+from pyllama_dflash.loader import Loaded, load
+from pyllama_dflash.models.qwen35 import Qwen35Params
 from pyllama_dflash.round import COMPOSED_ROWS, Round, read_lattices
 from pyllama_dflash.sampling import column
+from pyllama_dflash.shapes import ShapeKey
 
 PROMPTS = [[5], [5, 17], list(range(20, 28)), [(7 * i) % 500 for i in range(40)]]
 SAMPLERS = [
@@ -32,7 +35,9 @@ SAMPLERS = [
     SamplingParams(temperature=1.3, top_k=20, top_p=0.9, min_p=0.02, seed=2**64 - 1),
     SamplingParams(temperature=0.5, top_p=0.3, seed=3),
 ]
-
+BIASED = [params.replaced(logit_bias={80: -np.inf, 65: 0.75, 300: -2.0}) for params in SAMPLERS[:2]]
+PENALISED = [params.replaced(repetition_penalty=1.3, presence_penalty=0.4) for params in BIASED]
+ON_THE_HOST = ("place", "penalise", "sample", "accept")
 
 OF_A_ROUND = [op for op in FAMILY if not op.endswith("commit")]
 
@@ -73,7 +78,8 @@ def test_select(kernels, composed, case, params):
     gate = rng.standard_normal((lanes, rows, max(rank, 1)), dtype=np.float32) * np.float32(max(rank, 1) ** -0.5)
     (raw_before, before), (raw_after, after) = (book(rng, kind, vocabulary, max(rank, 1)) for _ in "ba")
     anchors = [int(a) for a in rng.integers(0, vocabulary, lanes)]
-    work = [LaneRows(i, 10 * i, [a] * (rows + 1), params) for i, a in enumerate(anchors)]
+    work = [LaneRows(i, 10 * i, rows + 1, params) for i in range(lanes)]
+    tokens = np.repeat(np.array(anchors), rows + 1).reshape(lanes, rows + 1)
 
     def run(backend: Backend) -> tuple[list[list[int]], Any]:
         with OpRun(backend, Lanes(tuple(range(lanes)), rows + 1)) as run:
@@ -83,8 +89,10 @@ def test_select(kernels, composed, case, params):
                 edges = (run.source(gate), *books)
             chosen = family.select(run.graph, run.batch, run.source(logits), edges, top_k)
             if isinstance(chosen, Tensor):
-                return run.result(chosen, work).reshape(lanes, rows).tolist(), dict(run.graph.paths)
-            run.result(chosen.ids, work)
+                block = run.result(run.graph.output(chosen, "block"), work, tokens).reshape(lanes, rows + 1).tolist()
+                assert [row[0] for row in block] == anchors
+                return [row[1:] for row in block], dict(run.graph.paths)
+            run.result(chosen.ids, work, tokens)
             lattices = read_lattices(chosen, lanes)
             return [walk(x, params, item.base) for x, item in zip(lattices, work, strict=True)], dict(run.graph.paths)
 
@@ -100,66 +108,122 @@ def test_select(kernels, composed, case, params):
             assert proposals == greedy_walk(*scores)
 
 
-# -- sample and accept -------------------------------------------------------------------------------------------------
+# -- penalise, sample and accept ---------------------------------------------------------------------------------------
 
 
-def decide(backend: Backend, logits: Any, work: list[LaneRows], pending: Any) -> tuple[Any, ...]:
-    """Final tokens; pending and anchors on the device; the paths."""
-    lanes, rows = logits.shape[:2]
-    with OpRun(backend, Lanes(tuple(item.slot for item in work), rows)) as run:
-        memory = run.recurrent(1, 1, 1, rows, len(pending))
-        memory.pending.set(pending)
-        source = run.graph.cont(run.source(logits.reshape(lanes * rows, -1)))
-        answer = answer_of(run.graph, run.batch, memory, source)
-        run.result(answer.node, work)
-        return answer.read(work), memory.pending.get().ravel(), memory.anchors.get().ravel(), dict(run.graph.paths)
+@pytest.fixture(scope="module")
+def target(tiny_pair):
+    """What a cache has to know of a target."""
+    with GGUFFile(tiny_pair.target) as file:
+        return Qwen35Params.from_file(file)
+
+
+class Decisions:
+    """The end of a verify graph on given logits [L, T, V]; the lanes are at `base` of `slots`, behind any text."""
+
+    N_SLOTS, CONTEXT = 5, 320
+
+    def __init__(self, logits: Any, slots: tuple[int, ...], base: tuple[int, ...], params: SamplingParams) -> None:
+        self.logits = logits
+        self.rows = logits.shape[1]
+        self.work = [LaneRows(slot, at, self.rows, params) for slot, at in zip(slots, base, strict=True)]
+        text = np.random.default_rng(self.rows).integers(0, logits.shape[2], (len(slots), self.CONTEXT))
+        self.text = [row[: at + 1].tolist() for row, at in zip(text, base, strict=True)]
+        self.proposals: list[list[int]] = [[] for _ in slots]
+
+    def answers(self, lane: int) -> list[int]:
+        """The token of each row when every row's token is the next row's input."""
+        item, seen = self.work[lane], np.array([*self.text[lane], *[0] * self.rows], np.int32)
+        found = []
+        for token in drawn(self.logits[lane], item.params, item.base, seen):  # row t + 1 is drawn behind row t's token
+            found.append(token)
+            seen[item.base + len(found)] = max(0, token)
+        return found
+
+    def run(self, backend: Backend, target: Qwen35Params, pending: Any, *, as_node: bool = False) -> Any:
+        """Final tokens; pending, bases and histories on the device behind them; paths. `as_node`: the block is a node
+        of the graph, which no history holds, as behind a draft."""
+        lanes, history = len(self.work), np.zeros((self.N_SLOTS, self.CONTEXT), np.int32)
+        cache = LaneCache(
+            backend, target, None, n_ctx=self.CONTEXT, slots=self.N_SLOTS, block=self.rows, piece=8, kv_type=Type.F32
+        )
+        for item, text, proposals in zip(self.work, self.text, self.proposals, strict=True):
+            cache.open(item.slot, text, item.params)
+            cache.history.set_base(item.slot, item.base)
+            cache.history.put(item.slot, item.base + 1, [] if as_node else proposals)
+            history[item.slot, : len(text)] = text
+        cache.recurrent.pending.set(pending)
+        blocks = np.array([[text[-1], *p] for text, p in zip(self.text, self.proposals, strict=True)], np.int32)
+        with OpRun(backend, Lanes(tuple(item.slot for item in self.work), self.rows)) as run:
+            g = run.graph
+            block = g.cont(run.source(blocks)) if as_node else None
+            logits = g.cont(run.source(self.logits.reshape(lanes * self.rows, -1)))
+            answer = answer_of(g, run.batch, cache, block, logits)
+            run.result(answer.node, self.work, blocks)
+            found = answer.read(self.work)
+            behind = [x.get().reshape(self.N_SLOTS, -1) for x in (cache.history.base, cache.history.history)]
+            behind = [cache.recurrent.pending.get().ravel(), behind[0].ravel(), behind[1]]
+            paths = dict(g.paths)
+        cache.close()
+        return found, *behind, paths
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8, 16])
-@pytest.mark.parametrize("params", SAMPLERS, ids=lambda p: f"T{p.temperature}")
-def test_decisions(kernels, rows, params):
+@pytest.mark.parametrize("params", [*SAMPLERS, *PENALISED], ids=lambda p: f"T{p.temperature}-r{p.repetition_penalty}")
+def test_decisions(kernels, target, rows, params):
     rng = np.random.default_rng(rows)
     logits = rng.standard_normal((3, rows, 700), dtype=np.float32) * 3
-    logits[:, :, 5] = logits.max(-1)  # ties
+    logits[:, :, 6] = logits.max(-1)  # ties
     slots, base = (4, 0, 2), (0, 9, 200)
-    answers = [list(drawn(logits[i], params, base[i])) for i in range(3)]
+    case = Decisions(logits, slots, base, params)
+    answers = [case.answers(i) for i in range(3)]
     if rows > 2:
         logits[2, 2, 3] = np.nan  # ends lane 2's block behind two rows
-        answers[2][2] = -1
-    proposals = [answers[i][: rows - 1] for i in range(3)]
+        answers[2] = [*answers[2][:2], *[-1] * (rows - 2)]
+    case.proposals = [answers[i][: rows - 1] for i in range(3)]
     if rows > 1:
-        proposals[1] = [answers[1][0], *[1] * (rows - 2)] if rows > 2 else [0]
-        proposals[2] = [max(0, token) for token in proposals[2]]
-    work = [LaneRows(slots[i], base[i], [3, *proposals[i]], params) for i in range(3)]
-    want = [accepted(tokens, p) for tokens, p in zip(answers, proposals, strict=True)]
+        case.proposals[1] = [answers[1][0], *[1] * (rows - 2)] if rows > 2 else [0]
+        case.proposals[2] = [max(0, token) for token in case.proposals[2]]
+    want = [accepted(tokens, p) for tokens, p in zip(answers, case.proposals, strict=True)]
+    assert [len(final) for final in want] == [rows, min(rows, 2) if rows != 2 else 1, min(rows, 2)]
     pending = np.full(5, 1, np.int32)
-    final, after, anchors, paths = decide(kernels, logits, work, pending)
-    assert paths == {("sample", "kernel"): 1, ("accept", "kernel"): 1}
-    assert final == want
-    for slot, tokens in zip(slots, want, strict=True):
-        assert (after[slot], anchors[slot]) == (len(tokens), tokens[-1])
-    assert after[[1, 3]].tolist() == [1, 1]
-    device = choose_device("cpu")[0]
-    for missing, way in ((("sample",), {"sample": "host", "accept": "host"}), (("accept",), {"accept": "host"})):
-        backend = Refusing(device, refused=missing)
-        final, after, _, paths = decide(backend, logits, work, pending)
+    for as_node in (False, True):
+        final, after, bases, history, paths = case.run(kernels, target, pending, as_node=as_node)
+        assert paths == {(op, "kernel"): 1 for op in ("penalise", "sample", "accept")}
+        assert final == want
+        for i, slot in enumerate(slots):
+            assert (after[slot], bases[slot]) == (len(want[i]), base[i] + len(want[i]))
+            assert history[slot, : bases[slot] + 1].tolist() == [*case.text[i], *want[i]]
+        assert after[[1, 3]].tolist() == [1, 1] and not history[[1, 3]].any()
+    ways = {"penalise": ON_THE_HOST, "sample": ON_THE_HOST, "accept": ("accept",)}
+    for missing, on_the_host in ways.items():
+        backend = Refusing(choose_device("cpu")[0], refused=[missing])
+        for as_node in (False, True):
+            final, after, bases, _, paths = case.run(backend, target, pending, as_node=as_node)
+            assert final == want and after.tolist() == pending.tolist()
+            assert bases[list(slots)].tolist() == list(base), "the host says what is final, see Round"
+            assert set(paths) == {
+                (op, "host" if op in on_the_host else "kernel") for op in ("penalise", "sample", "accept")
+            }
         backend.close()
-        assert final == want and after.tolist() == pending.tolist()
-        assert set(paths) == {(op, way.get(op, "kernel")) for op in ("sample", "accept")}
 
 
-def test_a_block_longer_than_the_ops_take_goes_to_the_host(kernels):
+def test_a_block_longer_than_the_ops_take_goes_to_the_host(kernels, target):
     logits = np.random.default_rng(0).standard_normal((1, 17, 50), dtype=np.float32)
+    case = Decisions(logits, (0,), (0,), GREEDY)
     answers = logits[0].argmax(-1).tolist()
-    final, _, _, paths = decide(kernels, logits, [LaneRows(0, 0, [3, *answers[:16]])], np.zeros(1, np.int32))
-    assert final == [answers] and paths == {("sample", "host"): 1, ("accept", "host"): 1}
+    case.proposals = [answers[:16]]
+    final, *_, paths = case.run(kernels, target, np.zeros(5, np.int32))
+    assert final == [answers] and paths == {(op, "host"): 1 for op in ("penalise", "sample", "accept")}
 
 
-def test_no_finite_logits_is_no_token(kernels):
+def test_no_finite_logits_is_no_token(kernels, target):
     logits = np.full((1, 2, 10), np.nan, np.float32)
-    final, after, _, _ = decide(kernels, logits, [LaneRows(0, 0, [3, 4])], np.array([2], np.int32))
-    assert final == [[]] and after.tolist() == [0]
-    assert list(drawn(logits[0], SamplingParams(), 0)) == [-1, -1]
+    case = Decisions(logits, (0,), (0,), GREEDY)
+    case.proposals = [[4]]
+    final, after, bases, _, _ = case.run(kernels, target, np.array([2, 0, 0, 0, 0], np.int32))
+    assert final == [[]] and after[0] == 0 and bases[0] == 0
+    assert list(drawn(logits[0], SamplingParams(), 0, np.zeros(2, np.int32))) == [-1, -1]
 
 
 def test_sampling_column():
@@ -176,15 +240,15 @@ def test_sampling_column():
 # -- whole engines -----------------------------------------------------------------------------------------------------
 
 
-def texts(pair: Any, *missing: str) -> tuple[list[Any], dict[str, Any]]:
-    """Tokens and acceptance by prompt, sampler and speculation, and the engine's stats; kernels `missing`."""
+def texts(pair: Any, *missing: str, samplers: Any = SAMPLERS[:2]) -> tuple[list[Any], dict[str, Any]]:
+    """Tokens and acceptance by prompt, sampler and width, 8 and 1, and the engine's stats; kernels `missing`."""
     with refused(*missing), Engine.load(pair.target, pair.draft, device="cpu", n_ctx=96, threads=1) as engine:
         found = [
             (r.tokens, r.accepted_per_position)
             for prompt in PROMPTS
-            for params in SAMPLERS[:2]
-            for speculate in (True, False)
-            for r in [engine.generate(prompt, params, max_tokens=20, ignore_eos=True, speculate=speculate)]
+            for params in samplers
+            for width in (8, 1)
+            for r in [engine.generate(prompt, params, max_tokens=20, ignore_eos=True, width=width)]
         ]
         return found, engine.stats()
 
@@ -192,9 +256,10 @@ def texts(pair: Any, *missing: str) -> tuple[list[Any], dict[str, Any]]:
 def prompt_logits(pair: Any, *missing: str) -> Any:
     """Logits [8, V] of a block behind a prompt."""
     with refused("sample", *missing), Engine.load(pair.target, pair.draft, device="cpu", n_ctx=96, threads=1) as engine:
-        engine._cache.open(0, 96)
-        engine._round.advance([LaneRows(0, 0, PROMPTS[3])], 64)
-        return logits_of(engine._round, [LaneRows(0, len(PROMPTS[3]), PROMPTS[2])])[0]
+        engine._cache.open(0, PROMPTS[3], GREEDY)
+        engine._cache.grow(0, 96)
+        engine._round.advance(LaneRows(0, 0, len(PROMPTS[3])), 64)
+        return logits_of(engine._round, 0, len(PROMPTS[3]), PROMPTS[2])
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +281,7 @@ def expected(exact_pair):
 def test_all_composed(exact_pair, expected):
     found, stats = texts(exact_pair)
     assert found == expected
-    ways = {op: {"composed"} for op in OF_A_ROUND} | {"sample": {"host"}, "accept": {"host"}}
+    ways = {op: {"composed"} for op in OF_A_ROUND} | {op: {"host"} for op in ON_THE_HOST}
     assert {op: set(uses) for op, uses in stats["paths"].items()} == ways
 
 
@@ -225,6 +290,29 @@ def test_each_op_without_its_kernel(exact_pair, expected, op):
     found, stats = texts(exact_pair, op)
     assert found == expected
     assert "kernel" not in stats["paths"][op]
+
+
+@pytest.fixture(scope="module")
+def penalised(tiny_pair):
+    """With penalties and biases, all by kernels: both are felt, and the same with and without speculation."""
+    found, stats = texts(tiny_pair, "none", samplers=PENALISED)
+    assert all(set(uses) == {"kernel"} for op, uses in stats["paths"].items() if op != "mul_mat")
+    assert all(with_draft[0] == without[0] for with_draft, without in zip(found[::2], found[1::2], strict=True))
+    assert sum(sum(with_draft[1]) for with_draft in found[::2]) > 0, "no proposal was ever accepted"
+    free, biased = (texts(tiny_pair, "none", samplers=samplers)[0] for samplers in (SAMPLERS[:2], BIASED))
+    assert all(80 in tokens for tokens, _ in free) and not any(80 in tokens for tokens, _ in (*biased, *found))
+    greedy = [n for n in range(len(found)) if n % 4 < 2]
+    assert any(found[n][0] != biased[n][0] for n in greedy), "no penalty was felt"
+    return found
+
+
+@pytest.mark.parametrize("missing", [(op,) for op in ("select", *ON_THE_HOST)] + [("place", "penalise")], ids="-".join)
+def test_penalties_on_the_host(tiny_pair, penalised, missing):
+    """What the host adjusts, places, draws or compares is what the kernels do: tokens and acceptance."""
+    found, stats = texts(tiny_pair, *missing, samplers=PENALISED)
+    assert found == penalised
+    for op in missing:
+        assert "kernel" not in stats["paths"][op]
 
 
 @pytest.mark.parametrize("missing", [("mul_mat",), FAMILY], ids=["product", "all"])
@@ -270,10 +358,12 @@ def test_rank_and_top_k_of_the_file(tmp_path, options, way):
             refused(*missing or ("none",)),
             Engine.load(target, draft, device="cpu", n_ctx=96, threads=1) as engine,
         ):
-            runs.append(engine.generate(PROMPTS[2], max_tokens=24, ignore_eos=True))
-            plain = engine.generate(PROMPTS[2], max_tokens=24, ignore_eos=True, speculate=False)
+            runs.append(engine.generate(PROMPTS[2], max_tokens=24, ignore_eos=True, width=8))
+            plain = engine.generate(PROMPTS[2], max_tokens=24, ignore_eos=True, width=1)
             assert plain.tokens == runs[-1].tokens
-            assert engine.paths["select"] == {"composed" if missing else way: 1}
+            drafts = [key for key in engine._round.shapes.keys if key.kind == "round"]
+            assert engine.paths["select"] == {"composed" if missing else way: len(drafts)}
+            assert max(key.rows for key in drafts) == options.get("block", 8)
             assert missing or way == "kernel" or "select: " in engine.refusals["select"]
     assert runs[0].accepted_per_position == runs[1].accepted_per_position
 
@@ -293,52 +383,109 @@ def test_logits_that_are_not_finite_end_the_request(tmp_path, missing):
 # -- lanes -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("missing", [("none",), ("sample",), FAMILY], ids=["kernels", "host", "composed"])
-def test_lanes_of_a_round_do_not_see_each_other(tiny_pair, missing):
+class Opened:
+    """A pair with a cache of four slots and its rounds."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        m = loaded.models
+        self.block = m.block
+        self.cache = LaneCache(
+            loaded.backend, m.target, m.draft, n_ctx=96, slots=4, block=m.block, piece=64, kv_type=Type.F16
+        )
+        self.rounds = Round(loaded.backend, m, self.cache)
+        self._loaded = loaded
+
+    def start(self, slot: int, prompt: list[int], params: SamplingParams) -> None:
+        """A request in `slot`, prefilled but for its anchor."""
+        self.cache.open(slot, prompt, params)
+        self.cache.grow(slot, 96)
+        self.rounds.advance(LaneRows(slot, 0, len(prompt) - 1, params), 8)
+
+    def close(self) -> None:
+        for resource in (self.rounds, self.cache, self._loaded.resources):
+            resource.close()
+
+
+@pytest.fixture
+def opened(tiny_pair):
+    made: list[Opened] = []
+
+    def make(*missing: str) -> Opened:
+        with refused(*missing):
+            made.append(Opened(load(tiny_pair.target, tiny_pair.draft, "cpu", 1, False)))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [("none",), ("place",), ("select",), ("penalise",), ("sample",), FAMILY],
+    ids=["kernels", "place", "select", "penalise", "host", "composed"],
+)
+def test_lanes_of_a_round_do_not_see_each_other(opened, missing):
     """Two lanes in permuted slots, different samplers, a padded one between them and in some rounds fewer rows in one:
     the tokens and counts that each has alone."""
-    with refused(*missing):
-        loaded = load(tiny_pair.target, tiny_pair.draft, "cpu", 1, False)
-    m = loaded.models
-    prompts, params = ([5, 17, 300, 42], [8, 99, 123]), (SamplingParams(), SAMPLERS[1])
-    cache = LaneCache(loaded.backend, m.target, m.draft, n_ctx=96, slots=4, block=m.block, piece=64, kv_type=Type.F16)
-    rounds = Round(loaded.backend, m, cache)
+    pair = opened(*missing)
+    recurrent, history, rounds = pair.cache.recurrent, pair.cache.history, pair.rounds
+    prompts, params = ([5, 17, 300, 42], [8, 99, 123]), (SamplingParams(), PENALISED[1])
     slots = {"together": (2, 0), "alone": (3, 1)}
     tokens: dict[str, list[list[int]]] = {name: [list(p) for p in prompts] for name in slots}
     counts: dict[str, list[tuple[int, int]]] = {name: [] for name in slots}
-    for pair in slots.values():
-        for slot, prompt in zip(pair, prompts, strict=True):
-            cache.open(slot, 96)
-            rounds.advance([LaneRows(slot, 0, prompt[:-1])], 8)
-    padded = LaneRows(-1, 0, [])
+    for own in slots.values():
+        for slot, prompt, p in zip(own, prompts, params, strict=True):
+            pair.start(slot, prompt, p)
+    padded = LaneRows(-1, 0, 0)
     for n in range(5):
-        for name, pair in slots.items():
-            groups = [(0, None, 1)] if name == "together" else [(0,), (1,)]
-            for group in groups:
-                bases = [0 if i is None else len(tokens[name][i]) - 1 for i in group]
+        for name, own in slots.items():
+            for group in [(0, None, 1)] if name == "together" else [(0,), (1,)]:
                 work = [
-                    padded if i is None else LaneRows(pair[i], b, tokens[name][i][b:], params[i])
-                    for i, b in zip(group, bases, strict=True)
-                ]
-                work = [
-                    dataclasses.replace(item, tokens=[*item.tokens, *p[: m.block - 1 - (i == 1) * n]])
-                    for i, item, p in zip(group, work, rounds.propose(work), strict=True)
-                ]
-                for i, final in zip(group, rounds.verify(work), strict=True):
+                    padded if i is None
+                    else LaneRows(own[i], len(tokens[name][i]) - 1, pair.block - (i == 1) * n, params[i])
+                    for i in group
+                ]  # fmt: skip
+                for i, final in zip(group, rounds.run(work), strict=True):
                     if i is None:
                         assert final == []
                         continue
                     tokens[name][i] += final
                     counts[name].append((i, len(final)))
-                    assert cache.recurrent.pending.get().ravel()[pair[i]] == len(final)
-                    assert cache.recurrent.pending_rows[pair[i]] == len(final)
-                    if missing == ("none",):
-                        assert cache.recurrent.anchors.get().ravel()[pair[i]] == final[-1]
+                    slot, length = own[i], len(tokens[name][i])
+                    assert recurrent.pending.get().ravel()[slot] == recurrent.pending_rows[slot] == len(final)
+                    assert history.base.get().ravel()[slot] == history.bases[slot] == length - 1
+                    assert history.history.get().reshape(4, -1)[slot, :length].tolist() == tokens[name][i]
+                    assert history.tokens[slot, :length].tolist() == tokens[name][i]
     assert tokens["together"] == tokens["alone"] and counts["together"] == counts["alone"]
     assert sum(n for _, n in counts["alone"]) > 12
-    rounds.close()
-    cache.close()
-    loaded.resources.close()
+
+
+@pytest.mark.parametrize("missing", [("none",), FAMILY], ids=["kernels", "composed"])
+def test_a_round_is_a_draft_and_a_verify(opened, missing):
+    """What one graph does is what the proposals give when the histories hold them and the target alone runs."""
+    pair = opened(*missing)
+    whole, parts, params = 2, 1, SAMPLERS[1]
+    for slot in (whole, parts):
+        pair.start(slot, PROMPTS[2], params)
+    base = len(PROMPTS[2]) - 1
+    for _ in range(4):
+        work = [LaneRows(slot, base, pair.block, params) for slot in (whole, parts)]
+        (final,) = pair.rounds.run(work[:1])
+        pair.cache.history.put(parts, base + 1, [*final, *[0] * pair.block][: pair.block - 1])
+        (again,) = pair.rounds.verify(work[1:])
+        assert again[: len(final)] == final
+        pair.cache.recurrent.set_pending(parts, len(final))
+        pair.cache.history.set_base(parts, base + len(final))
+        base += len(final)
+        n, memory = len(final), pair.cache.recurrent
+        for tensors, rows, final_rows in (
+            (memory.state, 1, 1), (memory.log, pair.block, n), (memory.rows, 3 + pair.block, 3 + n)
+        ):  # fmt: skip
+            for tensor in tensors.values():
+                a, b = tensor.get().reshape(4, rows, -1)[[whole, parts], :final_rows]
+                assert a.tobytes() == b.tobytes()
+    assert {key.kind for key in pair.rounds.shapes.keys} == {"advance", "verify", "round"}
 
 
 @pytest.mark.parametrize(
@@ -349,25 +496,23 @@ def test_lanes_of_a_round_do_not_see_each_other(tiny_pair, missing):
         ((2, 2), "slot of lane 1: 2 given; expected a slot that no other lane of the run has"),
     ],
 )
-def test_wrong_slots_are_refused_before_a_launch(tiny_pair, slots, message):
-    loaded = load(tiny_pair.target, tiny_pair.draft, "cpu", 1, False)
-    m = loaded.models
-    cache = LaneCache(loaded.backend, m.target, m.draft, n_ctx=96, slots=4, block=m.block, piece=64, kv_type=Type.F16)
-    rounds = Round(loaded.backend, m, cache)
+def test_wrong_slots_are_refused_before_a_launch(opened, slots, message):
+    pair = opened("none")
     for slot in range(4):
-        cache.open(slot, 96)
-    rounds.advance([LaneRows(1, 0, [5, 17])], 8)
-    states = [state.get() for state in cache.recurrent.state.values()]
-    work = [LaneRows(slot, 2, [7] * m.block) for slot in slots]
-    for run in (rounds.verify, rounds.propose, lambda rows: rounds.advance(rows, 8)):
+        pair.start(slot, [5, 17, 7], GREEDY)
+    memory = [*pair.cache.recurrent.state.values(), pair.cache.history.history, pair.cache.history.base]
+    before = [tensor.get() for tensor in memory]
+    work = [LaneRows(slot, 2, pair.block) for slot in slots]
+    for run in (pair.rounds.verify, pair.rounds.run):
         with pytest.raises(RequestError) as error:
             run(work)
         assert str(error.value) == message
-    with pytest.raises(RequestError, match=f"pending rows: {m.block + 1} given; expected 0..{m.block}"):
-        cache.recurrent.set_pending(1, m.block + 1)
-    assert all(np.array_equal(a, b.get()) for a, b in zip(states, cache.recurrent.state.values(), strict=True))
-    for resource in (rounds, cache, loaded.resources):
-        resource.close()
+    for slot in (-1, 4):
+        with pytest.raises(RequestError, match=f"slot of lane 0: {slot} given; expected 0..3"):
+            pair.rounds.advance(LaneRows(slot, 2, 3), 8)
+    with pytest.raises(RequestError, match=f"pending rows: {pair.block + 1} given; expected 0..{pair.block}"):
+        pair.cache.recurrent.set_pending(1, pair.block + 1)
+    assert all(np.array_equal(a, b.get()) for a, b in zip(before, memory, strict=True))
 
 
 # -- graphs ------------------------------------------------------------------------------------------------------------
@@ -386,15 +531,33 @@ def test_refused_nodes_stay_outside_the_graph(composed):
 def test_composed_prefill_goes_in_short_pieces(tiny_pair):
     with refused("gdn_advance"), Engine.load(tiny_pair.target, device="cpu", n_ctx=96, threads=1) as engine:
         engine.generate(PROMPTS[3], max_tokens=1)
-        assert list(engine._round._advance._kept) == [(1, COMPOSED_ROWS)]
+        pieces = [key for key in engine._round.shapes.keys if key.kind == "advance"]
+        assert pieces == [ShapeKey("advance", 1, COMPOSED_ROWS, feeds=False)]
 
 
 def test_kernels_ask_for_no_row_numbers(tiny_pair):
     with Engine.load(tiny_pair.target, tiny_pair.draft, device="cpu", n_ctx=96, threads=1) as engine:
         engine.prepare()
-        shapes = (engine._round._verify, engine._round._advance, engine._round._propose)
-        asked = [set(shape.batch.asked._asked) for kept in shapes for shape in kept._kept.values()]
-        assert asked == [{"sampling"}, {"sampling"}, set(), {"sampling"}]
+        asked = {key.kind: set(shape.batch.asked._asked) for key, shape in engine._round.shapes._kept.items()}
+        assert asked == {"advance": set(), "verify": {"sampling"}, "round": {"sampling"}}
+        assert all(shape.batch.places.given is None for shape in engine._round.shapes._kept.values())
+
+
+def test_a_round_of_the_same_lanes_sends_nothing(opened):
+    """The device knows tokens, positions, anchors and counts of the next round by itself."""
+    pair = opened("none")
+    slots, base = (2, 0), {}
+    for slot in slots:
+        pair.start(slot, PROMPTS[2], GREEDY)
+        base[slot] = len(PROMPTS[2]) - 1
+    sent = []
+    for _ in range(4):
+        with mock.patch.object(Tensor, "set", autospec=True, side_effect=Tensor.set) as send:
+            final = pair.rounds.run([LaneRows(slot, base[slot], pair.block) for slot in slots])
+        sent.append(send.call_count)
+        for slot, tokens in zip(slots, final, strict=True):
+            base[slot] += len(tokens)
+    assert sent == [3, 0, 0, 0], "slots, live rows and how they draw; then nothing"
 
 
 # -- what no op takes --------------------------------------------------------------------------------------------------

