@@ -11,9 +11,12 @@ class Clock:
     """Marks of a request's life; each phase is what lies between two of them."""
 
     def __init__(self) -> None:
-        self._submitted = time.perf_counter()
-        self._admitted = self._prefilled = self._first = self._last = self._submitted
+        self.submitted()
         self.host_s = 0.0
+
+    def submitted(self) -> None:
+        """It is in the queue."""
+        self._submitted = self._admitted = self._prefilled = self._first = self._last = time.perf_counter()
 
     def admitted(self) -> None:
         """It has a slot."""

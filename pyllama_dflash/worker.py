@@ -56,6 +56,7 @@ class Worker:
             if waiting >= MAX_WAITING:
                 raise RequestError("waiting requests", waiting + 1, f"at most {MAX_WAITING}")
             self._start()
+            lane.clock.submitted()
             self._arrived.append((lane, handle))
             self._changed.notify_all()
         return handle
