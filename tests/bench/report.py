@@ -20,16 +20,14 @@ def totals(runs: Runs) -> dict[str, float]:
     tokens = sum(r["decoded"] for r in runs)
     rounds = sum(r["rounds"] for r in runs)
     decode_ms = sum(r["decode_ms"] for r in runs)
-    out = {
+    return {
         "tok_s": tokens / decode_ms * 1e3,
         "round_ms": decode_ms / rounds,
         "accepted_length": tokens / rounds,
         "rounds": rounds,
+        "host_ms": sum(r["host_ms"] for r in runs) / rounds,
         "first_ms": statistics.median(r["first_ms"] for r in runs),
     }
-    for phase in runs[0]["phases_ms"]:
-        out[f"{phase}_ms"] = sum(r["phases_ms"][phase] for r in runs) / rounds
-    return out
 
 
 def compared(runs: dict[str, Runs]) -> dict[str, float]:
@@ -58,18 +56,17 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *rows])
 
 
-def speed(runs: dict[str, Runs], phases: bool) -> str:
+def speed(runs: dict[str, Runs]) -> str:
     """Rows of a mode: ours, stock, ours, ratio."""
-    head = ["", "tok/s", "ms per round", *(["draft", "verify", "host"] if phases else []), "accepted length", "rounds"]
     rows = []
     for key, name in NAMES.items():
         t = totals(runs[key])
-        split = [f"{t[f'{p}_ms']:.2f}" if f"{p}_ms" in t else "" for p in ("draft", "verify", "host")] if phases else []
-        rows.append([name, f"{t['tok_s']:.1f}", f"{t['round_ms']:.2f}", *split])
+        host = "" if key == "b" else f"{t['host_ms']:.2f}"
+        rows.append([name, f"{t['tok_s']:.1f}", f"{t['round_ms']:.2f}", host])
         rows[-1] += [f"{t['accepted_length']:.2f}", f"{t['rounds']:.0f}"]
     c = compared(runs)
-    blank = ["", "", ""] if phases else []
-    rows.append(["ours / stock", f"{c['tok_s_ratio']:.2f}", f"{c['round_ratio']:.2f}", *blank, "", ""])
+    rows.append(["ours / stock", f"{c['tok_s_ratio']:.2f}", f"{c['round_ratio']:.2f}", "", "", ""])
+    head = ["", "tok/s", "ms per round", "host", "accepted length", "rounds"]
     return table(head, rows) + f"\n\nDrift between our halves: {c['drift'] * 100:.1f} %."
 
 
@@ -127,11 +124,11 @@ the prompt's last row and is not counted as decoded; ours comes from the first r
 
 ### Speculative
 
-{speed(data["runs"]["speculative"], phases=True)}
+{speed(data["runs"]["speculative"])}
 
 ### Plain
 
-{speed(data["runs"]["plain"], phases=False)}
+{speed(data["runs"]["plain"])}
 
 ### Texts
 

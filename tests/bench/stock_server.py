@@ -104,7 +104,10 @@ class Answer:
 
 
 class StockServer:
-    """A running llama-server; `with` stops it. One slot, greedy, no prompt cache, the draft's full block."""
+    """A running llama-server; `with` stops it. Greedy, no prompt cache, the draft's full block.
+
+    It has `slots` slots of `n_ctx` positions each.
+    """
 
     def __init__(
         self,
@@ -114,12 +117,19 @@ class StockServer:
         *,
         threads: int = 2,
         n_ctx: int = 2048,
+        slots: int = 1,
         extra: Sequence[str] = (),
         log: Path | None = None,
         start_timeout_s: float = 600,
     ) -> None:
         self.port = _free_port()
-        self.command = [str(program), "-m", str(target), *_draft_flags(draft, threads), *_base_flags(threads, n_ctx)]
+        self.command = [
+            str(program),
+            "-m",
+            str(target),
+            *_draft_flags(draft, threads),
+            *_base_flags(threads, n_ctx, slots),
+        ]
         self.command += ["--port", str(self.port), *extra]
         self.log = log or CACHE / f"server-{os.getpid()}-{self.port}.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -160,17 +170,8 @@ class StockServer:
 
     def complete(self, prompt: Sequence[int] | str, n: int, ignore_eos: bool = True) -> Answer:
         """Greedy completion of at most `n` tokens; ids reach the model as they are."""
-        body = {
-            "prompt": prompt if isinstance(prompt, str) else list(prompt),
-            "n_predict": n,
-            "temperature": 0,
-            "samplers": ["temperature"],  # temperature 0 is argmax: the others would only cost time
-            "ignore_eos": ignore_eos,
-            "cache_prompt": False,
-            "return_tokens": True,
-        }
         begin = time.perf_counter()
-        reply = self._call("/completion", body)
+        reply = self._call("/completion", greedy(prompt, n, ignore_eos))
         wall_ms = (time.perf_counter() - begin) * 1e3
         t = reply["timings"]
         return Answer(
@@ -207,8 +208,22 @@ class StockServer:
         self.stop()
 
 
-def _base_flags(threads: int, n_ctx: int) -> Iterator[str]:
-    yield from ("--host", "127.0.0.1", "-c", str(n_ctx), "-np", "1", "-t", str(threads), "-tb", str(threads))
+def greedy(prompt: Sequence[int] | str, n: int, ignore_eos: bool = True) -> dict[str, Any]:
+    """The body of a request for at most `n` tokens of the likeliest continuation."""
+    return {
+        "prompt": prompt if isinstance(prompt, str) else list(prompt),
+        "n_predict": n,
+        "temperature": 0,
+        "samplers": ["temperature"],  # temperature 0 is argmax: the others would only cost time
+        "ignore_eos": ignore_eos,
+        "cache_prompt": False,
+        "return_tokens": True,
+    }
+
+
+def _base_flags(threads: int, n_ctx: int, slots: int) -> Iterator[str]:
+    yield from ("--host", "127.0.0.1", "-c", str(n_ctx * slots), "-np", str(slots))
+    yield from ("-t", str(threads), "-tb", str(threads))
     yield from ("-ngl", "0", "--fit", "off")
     yield from ("--cache-ram", "0", "--ctx-checkpoints", "0")  # nothing is saved between requests
     yield from ("--no-slots", "--offline")
