@@ -1,0 +1,31 @@
+// Quantised weights times columns: which type, and the first of them. What is computed, and by whom, is in
+// mul_mat_*.cuh.
+
+#include "mul_mat_launch.cuh"
+
+namespace dflash {
+
+void mul_mat(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
+    const ggml_tensor *w = dst->src[0], *x = dst->src[1];
+    mm::Node node = {};
+    node.w = (const char *) w->data, node.w_row = (int64_t) w->nb[1];
+    node.x = (const float *) x->data, node.y = (float *) dst->data;
+    node.n_blocks = (int) (w->ne[0] / mm::SUPER), node.n_rows = (int) w->ne[1];
+    const int n_columns = (int) ggml_nrows(x);
+    switch (w->type) {
+    case GGML_TYPE_IQ4_XS:
+        return mm::run<GGML_TYPE_IQ4_XS>(ctx, node, n_columns);
+    case GGML_TYPE_Q4_K:
+        return mul_mat_q4_k(ctx, node, n_columns);
+    case GGML_TYPE_Q5_K:
+        return mul_mat_q5_k(ctx, node, n_columns);
+    case GGML_TYPE_Q6_K:
+        return mul_mat_q6_k(ctx, node, n_columns);
+    case GGML_TYPE_Q8_0:
+        return mul_mat_q8_0(ctx, node, n_columns);
+    default:
+        GGML_ABORT("weight type %s is refused by ggml_dflash_check", ggml_type_name(w->type));
+    }
+}
+
+} // namespace dflash
