@@ -177,8 +177,8 @@ machine and which device it takes; a device that was asked for is never replaced
 
 AFTER_OPS = """
 Where a kernel is refused the engine takes the way that is named here; `Graph.paths` counts which way each use took and
-`Graph.refusals` says why. mul_mat has no kernel of ours on GPUs: ggml's product runs there, whose numbers may depend
-on how many rows a product has ([numerics.md](numerics.md)). The portable CPU kernels give the same bits as those with
+`Graph.refusals` says why. Where mul_mat is refused and rows must not depend on how many there are, each is a
+product of its own ([numerics.md](numerics.md)). The portable CPU kernels give the same bits as those with
 AVX2; on aarch64 they were cross-compiled once and never run.
 """
 

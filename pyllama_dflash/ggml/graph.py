@@ -6,6 +6,9 @@ from collections import Counter
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .._native import ffi, lib
 from ..errors import DeviceError, EngineClosed
 from . import logs
@@ -33,6 +36,7 @@ class Graph(DflashOps):
         self._inputs = TensorSet(backend, max_inputs)
         self._contexts: list[Any] = []
         self._scheduled: list[Tensor] = []
+        self._constants: list[tuple[Tensor, NDArray[np.float32]]] = []
         self._graph: Any = None
         self._allocator: Any = None
         self._made = 0
@@ -61,6 +65,12 @@ class Graph(DflashOps):
         lib.ggml_set_input(tensor.ptr)
         return tensor
 
+    def constant(self, name: str, values: NDArray[np.float32]) -> Tensor:
+        """An F32 tensor of these values, the same in every run."""
+        tensor = self.input(name, Type.F32, *values.shape[::-1])
+        self._constants.append((tensor, values))
+        return tensor
+
     def effect(self, node: Tensor) -> Tensor:
         """Run `node` (and what it needs) behind everything scheduled so far."""
         self._scheduled.append(node)
@@ -81,6 +91,8 @@ class Graph(DflashOps):
         if self._allocator is not None:
             raise ShapeError("graph is built already")
         self._inputs.allocate()
+        for tensor, values in self._constants:
+            tensor.set(values)
         size = 2 * self._made + _TENSORS_A_CONTEXT
         self._contexts.append(new_context(1, lib.ggml_graph_overhead_custom(size, False)))
         self._graph = lib.ggml_new_graph_custom(self._contexts[-1], size, False)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from .. import family
 from ..batch import Batch
 from ..cache import PagedKV, RecurrentState
@@ -84,10 +86,11 @@ def forward(
     """The trunk on `tokens` I32 [n]: the normed stream for the head, and the streams entering layers `taps`, [D, n]."""
     x = g.get_rows(w.token_embd, tokens)
     streams = [x]
+    unit = g.constant("unit", np.full(p.state_size, p.state_size**-0.5, np.float32))
     for i, layer in enumerate(w.layers):
         h = g.rms_norm(x, p.rms_eps, layer.attn_norm)
         if layer.gdn is not None:
-            x = g.add(x, _gated_delta_net(g, p, layer.gdn, mixing, i, batch, h))
+            x = g.add(x, _gated_delta_net(g, p, layer.gdn, mixing, i, batch, h, unit))
         elif layer.attention is not None:
             x = g.add(x, _full_attention(g, p, layer.attention, kv, mixing, i, batch, h))
         h = g.rms_norm(x, p.rms_eps, layer.ffn_norm)
@@ -115,23 +118,21 @@ def _full_attention(
 
 
 def _gated_delta_net(
-    g: Graph, p: Qwen35Params, w: GatedDeltaNet[Tensor], mixing: Mixing, i: int, batch: Batch, h: Tensor
+    g: Graph, p: Qwen35Params, w: GatedDeltaNet[Tensor], mixing: Mixing, i: int, batch: Batch, h: Tensor, unit: Tensor
 ) -> Tensor:
-    """S <- exp(a softplus(alpha + dt)) S; S <- S + k beta (v - S^T k)^T; o = S^T q / sqrt(S); RMS(o) silu(z)."""
+    """S <- exp(a softplus(alpha + dt)) S; S <- S + k beta (v - S^T k)^T; o = S^T q / sqrt(S); RMS(o) silu(z).
+
+    q and k are x / sqrt(sum x^2 + eps) per head: an RMS norm with 1 / sqrt(S) for a weight, `unit`.
+    """
     s, hk, hv, c, t, lanes = p.state_size, p.n_k_heads, p.n_v_heads, p.conv_channels, batch.rows, batch.lanes
     beta = g.reshape(g.sigmoid(mixing.linear(g, w.beta, h)), hv, t, lanes)
     decay = g.reshape(g.mul(g.softplus(g.add(mixing.linear(g, w.alpha, h), w.dt_bias)), w.a), hv, t, lanes)
     u = mixing.conv(g, i, g.reshape(mixing.linear(g, w.qkv, h), c, t, lanes), w.conv)
-    strides = (4 * s, 4 * c, 4 * c * t)
-    q = _unit(g, p, g.view(u, (s, hk, t, lanes), strides))
-    k = _unit(g, p, g.view(u, (s, hk, t, lanes), strides, 4 * s * hk))
-    v = g.view(u, (s, hv, t, lanes), strides, 8 * s * hk)
+    rows = (4 * c, 4 * c * t)
+    qk = g.rms_norm(g.view(u, (s, 2 * hk, t, lanes), (4 * s, *rows)), p.rms_eps / s, unit)
+    q, k = (g.view(qk, (s, hk, t, lanes), qk.strides[1:], 4 * s * hk * i) for i in range(2))
+    v = g.view(u, (s, hv, t, lanes), (4 * s, *rows), 8 * s * hk)
     o = mixing.gdn(g, i, Rows(q, k, v, decay, beta))
     z = g.reshape(mixing.linear(g, w.gate, h), s, hv, t, lanes)
-    o = g.mul(g.rms_norm(o, p.rms_eps, w.norm), g.silu(z))
+    o = g.swiglu(z, g.rms_norm(o, p.rms_eps, w.norm))
     return mixing.linear(g, w.output, g.reshape(o, s * hv, t * lanes))
-
-
-def _unit(g: Graph, p: Qwen35Params, x: Tensor) -> Tensor:
-    """x / sqrt(sum x^2 + eps) per head."""
-    return g.scale(g.rms_norm(x, p.rms_eps / p.state_size), p.state_size**-0.5)
