@@ -12,8 +12,6 @@ import time
 import pytest
 from cli_process import COMMAND, PROMPT, fails, hear_ctrl_c, options_of, run
 
-from pyllama_dflash import cli
-
 TEXTS = (PROMPT, "jumps over", "the lazy dog")
 
 
@@ -80,10 +78,11 @@ def test_no_request_is_an_error(capsys, tmp_path):
 
 def test_parameters_become_those_of_the_sampler(tmp_path):
     from pyllama_dflash import SamplingParams
+    from pyllama_dflash.cli.main import _parser
     from pyllama_dflash.cli.requests import Request, read
 
     def requests(*arguments):
-        return read(cli._parser().parse_args(["generate", *arguments]))
+        return read(_parser().parse_args(["generate", *arguments]))
 
     options = ["--temp", "0.5", "--repeat-penalty", "1.2", "--presence-penalty", "-0.5", "--width", "4", "-n", "9",
                "--logit-bias", "5+1.5", "--logit-bias", "7-inf", "--top-k", "3", "--seed", "8"]  # fmt: skip

@@ -557,7 +557,7 @@ def test_a_round_of_the_same_lanes_sends_nothing(opened):
         sent.append(send.call_count)
         for slot, tokens in zip(slots, final, strict=True):
             base[slot] += len(tokens)
-    assert sent == [3, 0, 0, 0], "slots, live rows and how they draw; then nothing"
+    assert sent == [4, 0, 0, 0], "a constant at the build, slots, live rows and how they draw; then nothing"
 
 
 # -- what no op takes --------------------------------------------------------------------------------------------------
