@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from .errors import DeviceError, DflashError, EngineClosed, RequestError
 from .handle import Handle
@@ -25,6 +26,21 @@ class Work:
     host_s: float = 0.0
 
 
+@dataclass(frozen=True)
+class Step:
+    """A prefill piece or a round that has ended, at `ended` (time.perf_counter), and its tokens are with the lanes.
+
+    `rows`: of the piece, or of the round's widest lane. Seconds of the device call, and of the host around it.
+    """
+
+    kind: Literal["piece", "round"]
+    lanes: tuple[Lane, ...]
+    rows: int
+    device_s: float
+    host_s: float
+    ended: float
+
+
 class Worker:
     """One thread, the only one that uses the device once it runs. It starts with the first request.
 
@@ -33,6 +49,8 @@ class Worker:
 
     def __init__(self, round_: Round, scheduler: Scheduler, release: Callable[[], None]) -> None:
         self.work = Work()
+        self.observer: Callable[[Step], None] | None = None
+        """Called in the worker's thread behind every piece and round, whose time is the host's."""
         self._round = round_
         self._scheduler = scheduler
         self._release = release
@@ -179,10 +197,12 @@ class Worker:
         except DflashError as error:
             self._fail([lane], error)
             return
+        ended = time.perf_counter()
         lane.base += item.rows
         lane.clock.prefilled()
         self.work.pieces += 1
-        self.work.device_s += time.perf_counter() - start
+        self.work.device_s += ended - start
+        self._observe(Step("piece", (lane,), item.rows, ended - start, 0.0, ended))
 
     def _decode(self) -> None:
         start = time.perf_counter()
@@ -190,6 +210,7 @@ class Worker:
         if not chosen:
             return
         work = [item for _, item in chosen]
+        rows = max(item.rows for item in work)
         builds = self._round.shapes.counters.builds
         called = time.perf_counter()
         try:
@@ -199,15 +220,21 @@ class Worker:
             return
         device = time.perf_counter() - called
         if self._round.shapes.counters.builds == builds:
-            self._scheduler.costs.note(len(work), max(item.rows for item in work), device)
+            self._scheduler.costs.note(len(work), rows, device)
         for lane, _ in chosen:
             lane.clock.round(called - start + self._handing_out)
         for (lane, item), tokens in zip(chosen, final, strict=True):
             self._hand_out(lane, item.rows, tokens)
         self._handing_out = time.perf_counter() - called - device
+        host = called - start + self._handing_out
         self.work.rounds += 1
         self.work.device_s += device
-        self.work.host_s += called - start + self._handing_out
+        self.work.host_s += host
+        self._observe(Step("round", tuple(lane for lane, _ in chosen), rows, device, host, time.perf_counter()))
+
+    def _observe(self, step: Step) -> None:
+        if self.observer is not None:
+            self.observer(step)
 
     def _hand_out(self, lane: Lane, rows: int, tokens: list[int]) -> None:
         try:

@@ -101,6 +101,7 @@ class TinyPair:
     matrices: str = "Q8_0"
     embedding: str = "Q8_0"
     head: str = "Q8_0"
+    gates: str = "F32"  # of alpha and beta
     context: int = 8192
 
     dflash2: bool = True
@@ -147,13 +148,13 @@ class TinyPair:
         types: dict[str, Any] = dict.fromkeys(names, kind)
         return dataclasses.replace(self, **types)
 
-    def target(self) -> Model:
-        """The target in memory."""
-        return _target(self)
+    def target(self, weights: type[Weights] | None = None) -> Model:
+        """The target in memory, its tensors made by `weights`."""
+        return _target(self, weights or Weights)
 
-    def draft(self) -> Model:
-        """The draft in memory."""
-        return _draft(self)
+    def draft(self, weights: type[Weights] | None = None) -> Model:
+        """The draft in memory, its tensors made by `weights`."""
+        return _draft(self, weights or Weights)
 
     def write(self, folder: str | Path, name: str = "tiny") -> tuple[Path, Path]:
         """Write both files into `folder`; returns the target's and the draft's path."""
@@ -175,13 +176,15 @@ def byte_alphabet() -> list[str]:
 
 
 def vocabulary(n: int) -> tuple[list[str], list[str], list[int]]:
-    """Tokens, merges, token types: all bytes, then pairs of letters each with its merge, then three control tokens."""
+    """Tokens, merges, token types: all bytes, then pairs of letters each with its merge, then words that nothing is
+    merged to, then three control tokens."""
     tokens = byte_alphabet()
     letters = "etaoinsrhldcumfpgwybvkxjqzETAOINSRHLDCUMFPGWYBVKXJQZ0123456789_"
     pairs = [*(("Ġ", a) for a in letters), *itertools.product(letters, letters)][: n - 3 - len(tokens)]
-    if len(tokens) + len(pairs) + 3 != n:
+    if n < len(tokens) + 3:
         raise ValueError(f"a vocabulary of {n} cannot be made")
     tokens += [a + b for a, b in pairs]
+    tokens += [f"word{i}" for i in range(n - 3 - len(tokens))]
     control = [EOS_TEXT, PAD_TEXT, MASK_TEXT]
     return tokens + control, [f"{a} {b}" for a, b in pairs], [1] * len(tokens) + [3] * len(control)
 
@@ -205,7 +208,7 @@ def _add_vocabulary(m: Model, c: TinyPair) -> None:
 # -- weights -------------------------------------------------------------------------------------------------------
 
 
-class _Weights:
+class Weights:
     """Adds random tensors to a model. Every tensor has a generator of its own, keyed by seed, file and name."""
 
     def __init__(self, model: Model, seed: int) -> None:
@@ -291,7 +294,7 @@ def _common_keys(c: TinyPair, arch: str, blocks: int, heads: int, kv_heads: int,
 # -- target --------------------------------------------------------------------------------------------------------
 
 
-def _target(c: TinyPair) -> Model:
+def _target(c: TinyPair, weights: type[Weights]) -> Model:
     m = Model("qwen35")
     blocks = c.n_layer + c.mtp
     pairs = c.rope_dims // 2
@@ -314,7 +317,7 @@ def _target(c: TinyPair) -> Model:
     if c.mtp:
         m.kv["qwen35.nextn_predict_layers"] = ("u32", 1)
     _add_vocabulary(m, c)
-    w = _Weights(m, c.seed)
+    w = weights(m, c.seed)
     if c.rigged:
         w.store("token_embd.weight", _rig_vectors(c)[0], c.embedding)
     else:
@@ -335,7 +338,7 @@ def _target(c: TinyPair) -> Model:
     return m
 
 
-def _target_layer(w: _Weights, c: TinyPair, p: str, recurrent: bool) -> None:
+def _target_layer(w: Weights, c: TinyPair, p: str, recurrent: bool) -> None:
     d, kind = c.n_embd, c.matrices
     w.norm(p + "attn_norm.weight", d)
     w.norm(p + "post_attention_norm.weight", d)
@@ -346,8 +349,8 @@ def _target_layer(w: _Weights, c: TinyPair, p: str, recurrent: bool) -> None:
         w.uniform(p + "ssm_conv1d.weight", (2 * keys + values, 4), -0.8, 0.8)
         w.uniform(p + "ssm_dt.bias", (c.n_v_heads,), -4, 1)
         w.uniform(p + "ssm_a", (c.n_v_heads,), -4, -0.05)
-        w.matrix(p + "ssm_alpha.weight", d, c.n_v_heads, "F32")
-        w.matrix(p + "ssm_beta.weight", d, c.n_v_heads, "F32")
+        w.matrix(p + "ssm_alpha.weight", d, c.n_v_heads, c.gates)
+        w.matrix(p + "ssm_beta.weight", d, c.n_v_heads, c.gates)
         w.norm(p + "ssm_norm.weight", c.state_size)
         w.matrix(p + "ssm_out.weight", values, d, kind)
     else:
@@ -377,7 +380,7 @@ _OTHER_TENSORS = {
 }  # fmt: skip
 
 
-def _draft(c: TinyPair) -> Model:
+def _draft(c: TinyPair, weights: type[Weights]) -> Model:
     m = Model("dflash")
     n = c.draft_layers
     m.kv = _common_keys(c, "dflash", n, c.draft_heads, c.draft_kv_heads, c.draft_head_dim) | {
@@ -392,7 +395,7 @@ def _draft(c: TinyPair) -> Model:
         m.kv["dflash.attention.sliding_window"] = ("u32", c.window)
         m.kv["dflash.attention.sliding_window_pattern"] = ("[bool]", [True] * n)
     _add_vocabulary(m, c)
-    w = _Weights(m, c.seed)
+    w = weights(m, c.seed)
     w.matrix("fc.weight", len(c.tap_layers) * c.n_embd, c.n_embd, c.draft_matrices)
     w.norm("enc.output_norm.weight", c.n_embd)
     w.norm("output_norm.weight", c.n_embd)
@@ -417,7 +420,7 @@ def _other_spelling(m: Model) -> Model:
     return renamed
 
 
-def _add_selector(w: _Weights, c: TinyPair) -> None:
+def _add_selector(w: Weights, c: TinyPair) -> None:
     w.model.kv |= {
         "dflash.conv_kernel_size": ("u32", c.conv_kernel),
         "dflash.conv_group_size": ("u32", c.conv_group),
@@ -440,7 +443,7 @@ def _add_selector(w: _Weights, c: TinyPair) -> None:
     w.store(names[2], codes * 0.5, c.codebooks)
 
 
-def _draft_layer(w: _Weights, c: TinyPair, p: str) -> None:
+def _draft_layer(w: Weights, c: TinyPair, p: str) -> None:
     d, kind = c.n_embd, c.draft_matrices
     width, kv_width = c.draft_heads * c.draft_head_dim, c.draft_kv_heads * c.draft_head_dim
     w.norm(p + "attn_norm.weight", d)

@@ -1,4 +1,4 @@
-"""The command line: `pyllama-dflash generate | info | doctor`.
+"""The command line: `pyllama-dflash generate | info | doctor | bench`.
 
 Options are spelled as llama.cpp's tools spell them.  An error is one line on stderr and exit code 2; Ctrl-C ends with
 130, a reader that closes the pipe with 141; `info` on a pair that does not fit, and `generate` when some of several
@@ -40,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in (sys.argv[1:] if argv is None else argv)
     try:
         args = _parser().parse_args(argv)
+        args.given = sys.argv[1:] if argv is None else list(argv)
         _log_to_stderr(args.verbose)
         _write_utf8(sys.stdout)
         code: int = args.run(args)
@@ -102,6 +103,9 @@ def _parser() -> argparse.ArgumentParser:
     doctor = command("doctor", "backends found, the device that would be used, and why")
     doctor.add_argument("--device", default="auto", metavar="NAME", help="as for generate (default: auto)")
     doctor.set_defaults(run=_doctor)
+    _bench_arguments(
+        command("bench", "speed with many requests at once, in brackets; beside a stock server if there is")
+    )
     return parser
 
 
@@ -141,6 +145,50 @@ def _generate_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--no-display-prompt", action="store_true", help="print the continuation without the prompt")
     output.add_argument("--progress", action="store_true", help="a bar for several prompts, terminal or not")
     output.add_argument("--stats", action="store_true", help="speed and acceptance on stderr")
+
+
+def _bench_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_bench)
+    add = parser.add_argument
+    add("-m", "--model", required=True, metavar="FILE", help="target GGUF")
+    add("-md", "--model-draft", metavar="FILE", help="draft GGUF")
+    add(
+        "--lanes",
+        type=_numbers,
+        default=(1, 2, 4, 8),
+        metavar="N,N",
+        help="requests at once, each for itself (1,2,4,8)",
+    )
+    add("--waves", type=int, default=10, metavar="N", help="waves a number of lanes, with prompts of their own (10)")
+    add("-n", "--n-predict", type=int, default=128, metavar="N", help="forced tokens a request (128)")
+    add("--prompts", default="random", metavar="WHAT", help="random, humaneval or a JSONL file with prompts (random)")
+    add("--prompt-tokens", type=int, default=128, metavar="N", help="length of random prompts (128)")
+    add("-s", "--seed", type=int, default=0, metavar="N", help="of random prompts (0)")
+    add("--width", type=_width, metavar="N", help="rows a round of ours, or adaptive (default: the draft's block)")
+    add("--other", type=_width, default=1, metavar="N", help="the setting between ours' halves (1: plain steps)")
+    add("--stock", metavar="WHERE", help="a llama-server too: its URL, or the program, which is run on the same files")
+    add("--device", default="auto", metavar="NAME", help="auto, cpu, gpu or a device's name")
+    add("--kv-type", default="f16", metavar="TYPE", help="of keys and values: f16, f32 or q8_0 (f16)")
+    add("-t", "--threads", type=int, metavar="N", help="CPU threads (default: all CPUs)")
+    add("--json", metavar="FILE", help="write the record")
+    add("--report", metavar="FILE", help="write the report, Markdown, which is printed too")
+    add("--png", metavar="FILE", help="write a picture")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """N,N,..."""
+    try:
+        return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"not numbers with commas between them: {text!r}") from None
+
+
+def _width(text: str) -> int | str:
+    """A whole number, or adaptive."""
+    try:
+        return text if text == "adaptive" else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"neither a whole number nor adaptive: {text!r}") from None
 
 
 def _bias(text: str) -> tuple[int, float]:
@@ -183,4 +231,11 @@ def _doctor(args: argparse.Namespace) -> int:
     from .doctor import report
 
     print(report(args.device))
+    return 0
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from .bench import run
+
+    run(args)
     return 0
