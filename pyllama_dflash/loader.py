@@ -48,15 +48,15 @@ def load(target: Path, draft: Path | None, device: str, threads: int | None, pro
         stack.callback(backend.close)
         store = WeightStore(target_file, backend)
         stack.callback(store.close)
-        weights = qwen35.bind(params, store.get)
+        weights = qwen35.bind(params, store)
         store.load(progress)
         size, draft_weights = store.nbytes, None
         if draft_file is not None and draft_params is not None:
             draft_store = WeightStore(draft_file, backend)
             stack.callback(draft_store.close)
-            draft_weights = dflash.bind(draft_params, draft_store.get)
+            draft_weights = dflash.bind(draft_params, draft_store)
             if parts := append_parts(draft_weights):
-                draft_weights = replace(draft_weights, append=draft_store.stack("append", parts))
+                draft_weights = replace(draft_weights, append=draft_store.copy("append", parts))
             draft_store.load(progress)
             size += draft_store.nbytes
         models = Models(params, weights, draft_params, draft_weights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,29 +14,34 @@ from numpy.typing import NDArray
 from ._native import ffi
 from .ggml import Backend, Tensor, TensorSet, Type
 from .gguf_file import GGUFFile, TensorInfo
-from .models.metadata import TensorSpec
+from .models.tensor_table import TensorSpec
 
 _PIECE = 16 << 20
+_logger = logging.getLogger(__name__)
 
 
 class WeightStore:
     """The weights of one file on one device.
 
-    First the model asks for its tensors with :meth:`get`, then :meth:`load` brings the data. Matrices keep the file's
-    type; vectors become F32, since ggml multiplies and adds in F32.
+    First the model asks for its tensors with :meth:`join` and :meth:`get`, then :meth:`load` brings the data. Matrices
+    keep the file's type; vectors become F32, since ggml multiplies and adds in F32.
     """
 
     def __init__(self, file: GGUFFile, backend: Backend) -> None:
         self.file = file
         self.backend = backend
-        capacity = len(file.tensors) + 1
+        capacity = 2 * len(file.tensors) + 1  # every tensor, and those joined from two or more
         self._stored = TensorSet(backend, capacity)
         self._converted = TensorSet(backend, capacity)
         self._places: list[tuple[Tensor, TensorInfo]] = []
         self._vectors: list[tuple[Tensor, TensorInfo]] = []
-        self._stacks: list[tuple[Tensor, list[TensorInfo]]] = []
+        self._copies: list[tuple[Tensor, list[TensorInfo]]] = []
         self._by_name: dict[str, Tensor] = {}
         self._mapping: Any = None
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the file has a tensor of this name."""
+        return name in self.file.tensors
 
     def get(self, spec: TensorSpec) -> Tensor | None:
         """The tensor for `spec`, None when it is optional and absent. Data comes with :meth:`load`."""
@@ -50,24 +56,49 @@ class WeightStore:
             self._vectors.append((tensor, info))
         else:
             tensor = self._stored.new(info.name, kind, *info.shape)
-            self._places.append((tensor, info))
-        if tensor.nbytes != info.nbytes and tensor.type == kind:
-            raise self.file.error("size disagrees with the type", info.name, info.nbytes, tensor.nbytes)
+            self._place(tensor, info)
         self._by_name[info.name] = tensor
         return tensor
 
-    def stack(self, name: str, matrices: Sequence[Tensor]) -> Tensor | None:
+    def _place(self, tensor: Tensor, info: TensorInfo) -> None:
+        if tensor.nbytes != info.nbytes:
+            raise self.file.error("size disagrees with the type", info.name, info.nbytes, tensor.nbytes)
+        self._places.append((tensor, info))
+        self._by_name[info.name] = tensor
+
+    def join(self, specs: Sequence[TensorSpec]) -> Tensor | None:
+        """Matrices [K, M_i] that :meth:`get` was not asked for yet as one, [K, sum M_i], the first on top.
+
+        One product then does the work of several on the same input. No memory is added: `get` gives windows on it.
+        None on devices that map the file, where tensors lie as the file has them, and for types that differ.
+        """
+        if self.backend.maps_host_memory:
+            return None
+        infos = [info for spec in specs if (info := spec.find(self.file)) is not None]
+        names, types = " + ".join(info.name for info in infos), {info.type_name for info in infos}
+        if len(types) != 1:
+            _logger.info("%s: separate products, types %s", names, ", ".join(sorted(types)))
+            return None
+        kind, width = Type(infos[0].type), infos[0].shape[0]
+        heights = [info.shape[1] for info in infos]
+        whole, first = self._stored.new(names, kind, width, sum(heights)), 0
+        for info, height in zip(infos, heights, strict=True):
+            self._place(self._stored.rows(info.name, whole, first, height), info)
+            first += height
+        return whole
+
+    def copy(self, name: str, matrices: Sequence[Tensor]) -> Tensor | None:
         """A copy of matrices [K, M_i] of the file as one, [K, sum M_i], the first on top; None if types or K differ.
 
-        One product then does the work of several on the same input.
+        For matrices that are joined with others already.
         """
         width, kind = matrices[0].shape[0], matrices[0].type
         if any(m.shape[0] != width or m.type != kind for m in matrices):
             return None
         infos = [self.file.tensors[m.name] for m in matrices]
-        stacked = self._converted.new(name, kind, width, sum(m.shape[1] for m in matrices))
-        self._stacks.append((stacked, infos))
-        return stacked
+        copied = self._converted.new(name, kind, width, sum(m.shape[1] for m in matrices))
+        self._copies.append((copied, infos))
+        return copied
 
     def load(self, progress: bool | None = None) -> None:
         """Bring the data. `progress` shows a bar; None = only on a terminal."""
@@ -81,7 +112,7 @@ class WeightStore:
         self._converted.allocate(weights=True)
         for tensor, info in self._vectors:
             tensor.set(_as_f32(self._bytes(info), Type(info.type)))
-        for tensor, infos in self._stacks:
+        for tensor, infos in self._copies:
             offset = 0
             for info in infos:
                 tensor.set(self._bytes(info), offset)

@@ -284,10 +284,11 @@ def test_weights_are_mapped_not_copied(tiny_pair):
     with GGUFFile(tiny_pair.target) as file:
         params = qwen35.Qwen35Params.from_file(file)
         store = WeightStore(file, opened)
-        weights = qwen35.bind(params, store.get)
+        weights = qwen35.bind(params, store)
         store.load()
         start = int(ffi.cast("uintptr_t", file.mapping()))
-        for tensor in (weights.token_embd, weights.head.weight, weights.layers[0].ffn_up.weight, weights.output_norm):
+        up = weights.layers[0].gate_up.parts[1].weight
+        for tensor in (weights.token_embd, weights.head.weight, up, weights.output_norm):
             assert start <= int(ffi.cast("uintptr_t", tensor.ptr.data)) < start + file.size
         store.close()
     opened.close()

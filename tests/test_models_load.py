@@ -72,7 +72,7 @@ def test_matrix_types(tmp_path, kind):
         c = dataclasses.replace(c, rank=256)
     _, w = load_target(c.target(), tmp_path)
     gdn = w.layers[0].gdn
-    assert gdn is not None and gdn.qkv.weight.type_name == w.token_embd.type_name == kind
+    assert gdn is not None and gdn.qkv_z.parts[0].weight.type_name == w.token_embd.type_name == kind
     _, d = load_draft(c.draft(), tmp_path)
     assert d.selector is not None and d.selector.predecessor.type_name == d.fc.weight.type_name == kind
 
@@ -107,9 +107,9 @@ def test_scale_companions(tmp_path):
         model.reshape(f"{name}.scale", 1)
     _, w = load_target(model, tmp_path)
     assert w.layers[0].gdn is not None and w.layers[3].attention is not None
-    found = [w.layers[0].gdn.qkv, w.layers[3].attention.q, w.layers[1].ffn_down, w.head]
+    found = [w.layers[0].gdn.qkv_z.parts[0], w.layers[3].attention.qkv.parts[0], w.layers[1].ffn_down, w.head]
     assert [linear.scale.name for linear in found if linear.scale] == [f"{name}.scale" for name in names]
-    assert w.layers[1].ffn_up.scale is None
+    assert w.layers[1].gate_up.parts[1].scale is None
 
 
 # -- bad targets ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from model_checks import bound_names, key_cases, load_draft, refusal
 from tiny_pair import TinyPair
 
-from pyllama_dflash.models.metadata import Linear
+from pyllama_dflash.models.tensor_table import Linear
 
 SMALL = TinyPair(n_vocab=320, n_ff=256).typed("F16")
 DRAFT = SMALL.draft()
@@ -80,7 +80,7 @@ def test_optional_draft_parts(tmp_path):
     p, w = load_draft(model, tmp_path)
     assert (p.logit_scale, p.softcap, p.embedding_scale, p.value_scale) == (0.5, 30.0, 16.0, 2.0)
     assert (p.windows, p.window, p.causal, p.activation) == ((2048, 0), 0, True, "gelu")
-    assert w.layers[0].v is not None and w.layers[1].v is None
+    assert [len(layer.qkv.parts) for layer in w.layers] == [3, 2]
     optional = [
         w.layers[0].attn_post_norm,
         w.layers[0].ffn_post_norm,

@@ -121,7 +121,8 @@ class Ops:
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
         """silu(gate) * up."""
         need(gate.type == up.type == Type.F32 and gate.shape == up.shape, "swiglu", "equal F32 shapes", gate, up)
-        need(gate.contiguous and up.contiguous, "swiglu", "packed rows are needed", gate, up)
+        packed = gate.contiguous_from(1) and up.contiguous_from(1)
+        need(packed, "swiglu", "packed rows are needed", gate, up)
         return self.wrap(lib.ggml_swiglu_split(self.context, gate.ptr, up.ptr))
 
     def rms_norm(self, a: Tensor, eps: float, weight: Tensor | None = None) -> Tensor:

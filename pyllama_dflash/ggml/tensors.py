@@ -207,7 +207,7 @@ def new_context(tensors: int, extra_bytes: int = 0) -> Any:
 class TensorSet:
     """Tensors that live together in one device buffer: weights, caches, states, inputs.
 
-    Make the tensors with :meth:`new`, then :meth:`allocate` once.
+    Make the tensors with :meth:`new` and :meth:`rows`, then :meth:`allocate` once.
     """
 
     def __init__(self, backend: Backend, capacity: int) -> None:
@@ -216,6 +216,7 @@ class TensorSet:
         self.tensors: list[Tensor] = []
         self._context = new_context(capacity)
         self._buffer: Any = None
+        self._made = 0
 
     @property
     def closed(self) -> bool:
@@ -229,14 +230,29 @@ class TensorSet:
 
     def new(self, name: str, kind: Type, *shape: int) -> Tensor:
         """A new tensor of this set; memory comes with :meth:`allocate`."""
-        if self.closed or self._buffer is not None or len(self.tensors) >= self.capacity:
-            raise ShapeError(f"{name}: the set is closed, already allocated or full ({self.capacity})")
         full = check_shape(kind, shape)
-        ptr = lib.ggml_new_tensor_4d(self._context, int(kind), *full)
-        lib.ggml_set_name(ptr, name.encode()[:63])
-        tensor = Tensor(ptr, self)
+        self._check_room(name)
+        tensor = self._named(name, lib.ggml_new_tensor_4d(self._context, int(kind), *full))
         self.tensors.append(tensor)
         return tensor
+
+    def rows(self, name: str, matrix: Tensor, first: int, n: int) -> Tensor:
+        """Rows first .. first + n - 1 of a matrix [K, M] of this set as a tensor [K, n], in the same memory."""
+        width, height = matrix.shape[:2]
+        if matrix.owner is not self or not 0 <= first < first + n <= height or matrix.shape[2:] != (1, 1):
+            raise ShapeError(f"{name}: rows {first}..{first + n} of {matrix!r}, which has to be a matrix of this set")
+        self._check_room(name)
+        stride = matrix.strides[1]
+        return self._named(name, lib.ggml_view_2d(self._context, matrix.ptr, width, n, stride, first * stride))
+
+    def _check_room(self, name: str) -> None:
+        if self.closed or self._buffer is not None or self._made >= self.capacity:
+            raise ShapeError(f"{name}: the set is closed, already allocated or full ({self.capacity})")
+
+    def _named(self, name: str, ptr: Any) -> Tensor:
+        lib.ggml_set_name(ptr, name.encode()[:63])
+        self._made += 1
+        return Tensor(ptr, self)
 
     def allocate(self, *, weights: bool = False) -> None:
         """Reserve device memory for all tensors and zero it."""

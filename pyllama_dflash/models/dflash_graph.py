@@ -14,7 +14,7 @@ from ..ggml import Graph, Tensor
 from ..ggml.composed.draft import LatticeNodes
 from .dflash import DFlashParams
 from .dflash_weights import DFlashLayer, DFlashWeights, DynamicConv
-from .layers import linear
+from .layers import each, linear, products, windows
 from .qwen35_weights import Qwen35Weights
 
 WITHOUT_SELECTOR_K = 16
@@ -30,12 +30,7 @@ def inject(
     for tap in taps[1:]:
         fused = g.concat(fused, tap, 0)
     e = g.rms_norm(linear(g, w.fc, fused), p.rms_eps, w.enc_norm)
-    whole, done = None if w.append is None else g.product(w.append, e), 0
-    for i, layer in enumerate(w.layers):
-        if whole is None:
-            projected = _projected(g, layer, e)
-        else:
-            projected, done = _cut(g, p, layer, whole, done)
+    for i, (layer, projected) in enumerate(zip(w.layers, _appended(g, w, e), strict=True)):
         k, v = _keys_values(g, p, w, layer, projected, positions)
         ring.write(g, i, k, v, rows)
 
@@ -78,8 +73,9 @@ def _layer(
     b = g.rms_norm(x, p.rms_eps, layer.ffn_norm)
     conv = _Convolutions(g, layer.ffn_conv, b, batch.rows)
     h = conv(b, side=0)
-    gate, up = linear(g, layer.ffn_gate, h), linear(g, layer.ffn_up, h)
-    activated = g.swiglu(gate, up) if p.activation == "silu" else g.mul(g.gelu(gate), up)
+    both = products(g, layer.gate_up, h, linear)
+    gate, up = both.parts
+    activated = g.swiglu(gate, up) if p.activation == "silu" else g.mul(each(g, g.gelu, both)[0], up)
     y = conv(linear(g, layer.ffn_down, activated), side=1)
     if layer.ffn_post_norm is not None:
         y = g.rms_norm(y, p.rms_eps, layer.ffn_post_norm)
@@ -93,9 +89,10 @@ def _attention(
 ) -> Tensor:  # fmt: skip
     """All rows of the block see the injected positions within the window and, unless causal, the whole block."""
     d, heads, n = p.head_dim, p.n_head, batch.lanes * batch.rows
-    q = g.rms_norm(g.reshape(linear(g, layer.q, a), d, heads, n), p.rms_eps, layer.q_norm)
+    q, *projected = products(g, layer.qkv, a, linear).parts
+    q = g.rms_norm(g.view(q, (d, heads, n), (4 * d, q.strides[1])), p.rms_eps, layer.q_norm)
     q = g.rope(q, batch.positions, p.rope_dims, p.rope_base, w.rope_freqs)
-    k, v = _keys_values(g, p, w, layer, _projected(g, layer, a), batch.positions)
+    k, v = _keys_values(g, p, w, layer, projected, batch.positions)
     keys, values = ring.write(g, i, k, v, batch.ring_rows)
     q = g.reshape(q, d, heads, batch.rows, batch.lanes)
     seen = family.attention(g, batch, ring, q, keys, values, scale=p.attn_scale, window=p.windows[i], causal=p.causal)
@@ -103,30 +100,31 @@ def _attention(
     return y if p.value_scale == 1.0 else g.scale(y, p.value_scale)
 
 
-def _projected(g: Graph, layer: DFlashLayer[Tensor], x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Wk x, and Wv x where there is a Wv, [kv width, n]."""
-    return linear(g, layer.k, x), None if layer.v is None else linear(g, layer.v, x)
-
-
-def _cut(
-    g: Graph, p: DFlashParams, layer: DFlashLayer[Tensor], whole: Tensor, done: int
-) -> tuple[tuple[Tensor, Tensor | None], int]:
-    """The layer's part of the product of all layers, from row `done` on; and the row behind it."""
-    width, (_, n), row = p.head_dim * p.n_head_kv, whole.shape[:2], whole.strides[1]
-    k = g.view(whole, (width, n), (row,), 4 * done)
-    v = None if layer.v is None else g.view(whole, (width, n), (row,), 4 * (done + width))
-    return (k, v), done + width * (1 if v is None else 2)
+def _appended(g: Graph, w: DFlashWeights[Tensor], e: Tensor) -> list[Sequence[Tensor]]:
+    """Wk e, and Wv e where there is a Wv, of each layer, [kv width, n]. Where they are no matrix of their own but one
+    with the layer's q, so is the product."""
+    if w.append is not None:
+        rows = [part.weight.shape[1] for layer in w.layers for part in layer.qkv.parts[1:]]
+        cut = iter(windows(g, g.product(w.append, e), rows))
+        return [[next(cut) for _ in layer.qkv.parts[1:]] for layer in w.layers]
+    return [
+        [linear(g, part, e) for part in layer.qkv.parts[1:]]
+        if layer.qkv.whole is None
+        else products(g, layer.qkv, e, linear).parts[1:]
+        for layer in w.layers
+    ]
 
 
 def _keys_values(
     g: Graph, p: DFlashParams, w: DFlashWeights[Tensor], layer: DFlashLayer[Tensor],
-    projected: tuple[Tensor, Tensor | None], positions: Tensor,
+    projected: Sequence[Tensor], positions: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """K = rope(RMS(Wk x)) [head_dim, kv_heads, n] and V = Wv x [kv width, n] (without Wv: the raw keys, RMS-normed)."""
-    width, v = projected[0].strides[1], projected[1]
-    raw = g.view(projected[0], (p.head_dim, p.n_head_kv, positions.shape[0]), (4 * p.head_dim, width))
+    """K = rope(RMS(Wk x)) [head_dim, kv_heads, n] and V = Wv x [kv width, n] (without Wv: the raw keys, RMS-normed)
+    of `projected`: Wk x, and Wv x where there is a Wv."""
+    key, *value = projected
+    raw = g.view(key, (p.head_dim, p.n_head_kv, positions.shape[0]), (4 * p.head_dim, key.strides[1]))
     k = g.rope(g.rms_norm(raw, p.rms_eps, layer.k_norm), positions, p.rope_dims, p.rope_base, w.rope_freqs)
-    return k, g.rms_norm(raw, p.rms_eps) if v is None else v
+    return k, value[0] if value else g.rms_norm(raw, p.rms_eps)
 
 
 class _Convolutions:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic
 
 from ..gguf_file import GGUFFile, TensorInfo
-from .metadata import Binder, Get, Keys, Linear, T, check_vocabulary, refuse_unknown, resolver
+from .metadata import Keys, check_vocabulary
+from .tensor_table import Binder, FileTensors, Linear, Source, Stack, T, refuse_unknown
 
 if TYPE_CHECKING:
     from .dflash import DFlashParams
@@ -40,21 +41,18 @@ class DynamicConv(Generic[T]):
 
 @dataclass(frozen=True)
 class DFlashLayer(Generic[T]):
-    """One draft layer. Without `v` the values are the keys' projection, RMS-normed without a weight."""
+    """One draft layer. Where `qkv` has no v the values are the keys' projection, RMS-normed without a weight."""
 
     attn_norm: T
     attn_conv: DynamicConv[T] | None
-    q: Linear[T]
-    k: Linear[T]
-    v: Linear[T] | None
+    qkv: Stack[T]
     output: Linear[T]
     q_norm: T
     k_norm: T
     attn_post_norm: T | None
     ffn_norm: T
     ffn_conv: DynamicConv[T] | None
-    ffn_gate: Linear[T]
-    ffn_up: Linear[T]
+    gate_up: Stack[T]
     ffn_down: Linear[T]
     ffn_post_norm: T | None
     out_scale: T | None
@@ -73,7 +71,8 @@ class Selector(Generic[T]):
 class DFlashWeights(Generic[T]):
     """All tensors of a draft. `token_embd` and `head` are None where the target's are used.
 
-    `append`: the K and V projections of all layers as one matrix, layer by layer, where there can be one.
+    `append`: the K and V projections of all layers as one matrix, layer by layer, where there can be one. It is a copy:
+    where they lie, K and V of a layer stand behind its q.
     """
 
     fc: Linear[T]
@@ -87,9 +86,9 @@ class DFlashWeights(Generic[T]):
     append: T | None = None
 
 
-def bind(params: DFlashParams, get: Get[T]) -> DFlashWeights[T]:
-    """The weights, each tensor asked from `get` by its spec: this is the table of tensors."""
-    ask, d, v = Binder(get), params.n_embd, params.n_vocab
+def bind(params: DFlashParams, source: Source[T]) -> DFlashWeights[T]:
+    """The weights, each tensor asked from `source` by its spec: this is the table of tensors."""
+    ask, d, v = Binder(source), params.n_embd, params.n_vocab
     fused = len(params.target_layers) * d
     token_embd = ask.optional("token_embd.weight", d, v)
     own_head = ask.optional_linear("output", d, v)
@@ -109,7 +108,7 @@ def bind(params: DFlashParams, get: Get[T]) -> DFlashWeights[T]:
 def append_parts(weights: DFlashWeights[T]) -> list[T]:
     """The matrices that are applied to the same fused taps: K, and V where there is one, of each layer. Empty when one
     has a scale of its own, since their products cannot be one then."""
-    linears = [linear for layer in weights.layers for linear in (layer.k, layer.v) if linear is not None]
+    linears = [linear for layer in weights.layers for linear in layer.qkv.parts[1:]]
     return [] if any(linear.scale is not None for linear in linears) else [linear.weight for linear in linears]
 
 
@@ -127,17 +126,16 @@ def _bind_layer(p: DFlashParams, ask: Binder[T], blk: str) -> DFlashLayer[T]:
     return DFlashLayer(
         attn_norm=ask.vector(blk + "attn_norm.weight", p.n_embd),
         attn_conv=_bind_conv(p, ask, blk + "attn_conv"),
-        q=ask.linear(blk + "attn_q", p.n_embd, q_width),
-        k=ask.linear(blk + "attn_k", p.n_embd, kv_width),
-        v=ask.optional_linear(blk + "attn_v", p.n_embd, kv_width),
+        qkv=ask.stack(
+            p.n_embd, (blk + "attn_q", q_width), (blk + "attn_k", kv_width), optional=[(blk + "attn_v", kv_width)]
+        ),
         output=ask.linear(blk + "attn_output", q_width, p.n_embd),
         q_norm=ask.vector(blk + "attn_q_norm.weight", p.head_dim),
         k_norm=ask.vector(blk + "attn_k_norm.weight", p.head_dim),
         attn_post_norm=ask.optional(blk + "post_attention_norm.weight", p.n_embd, kind="vector"),
         ffn_norm=ask.vector(blk + "ffn_norm.weight", p.n_embd),
         ffn_conv=_bind_conv(p, ask, blk + "ffn_conv"),
-        ffn_gate=ask.linear(blk + "ffn_gate", p.n_embd, p.n_ff),
-        ffn_up=ask.linear(blk + "ffn_up", p.n_embd, p.n_ff),
+        gate_up=ask.stack(p.n_embd, (blk + "ffn_gate", p.n_ff), (blk + "ffn_up", p.n_ff)),
         ffn_down=ask.linear(blk + "ffn_down", p.n_ff, p.n_embd),
         ffn_post_norm=ask.optional(blk + "post_ffw_norm.weight", p.n_embd, kind="vector"),
         out_scale=ask.optional(blk + "layer_output_scale.weight", 1, kind="vector"),
@@ -160,9 +158,9 @@ def check(file: GGUFFile, params: DFlashParams) -> DFlashWeights[TensorInfo]:
     for name, what in (_UNSUPPORTED | sinks).items():
         if name in file.tensors:
             raise file.error(f"{what} is not supported yet", name, list(file.tensors[name].shape), "no such tensor")
-    get, used = resolver(file)
-    weights = bind(params, get)
-    refuse_unknown(file, used | {ROPE_FREQS}, f"{params.kind} {params.arch}")
+    source = FileTensors(file)
+    weights = bind(params, source)
+    refuse_unknown(file, source.used | {ROPE_FREQS}, f"{params.kind} {params.arch}")
     return weights
 
 

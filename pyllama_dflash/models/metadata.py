@@ -1,18 +1,13 @@
-"""What target and draft files share: limits, common hyper-parameters, the vocabulary check and the tensor table.
-
-A model's tensors are written down once, in its `bind` function, which asks for each by a :class:`TensorSpec`.  Binding
-with a :func:`resolver` checks a file; binding with a function that returns device tensors makes the weights.
-"""
+"""What target and draft files share: limits, common hyper-parameters and the vocabulary check."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any
 
-from ..ggml.tensors import Type
-from ..gguf_file import TOKENS, GGUFFile, TensorInfo
+from ..gguf_file import TOKENS, GGUFFile
 
 # What the engine's ops implement (ggml-dflash-limits.h).
 STATE_WIDTHS = (16, 32, 64, 128)
@@ -25,11 +20,6 @@ MAX_LAYERS = 512
 MAX_WIDTH = 1 << 20
 MAX_HEADS = 1024
 MAX_CONTEXT = 1 << 30
-
-VECTOR_TYPES = frozenset({Type.F32, Type.F16, Type.BF16})
-MATRIX_TYPES = frozenset(Type) - {Type.I32, Type.I64}
-
-T = TypeVar("T")
 
 
 class Keys:
@@ -78,10 +68,10 @@ def read_common(file: GGUFFile, keys: Keys, *, blocks: int, interleaved: bool) -
     n_head_kv = _constant(file, keys("attention.head_count_kv"), blocks, default=n_head, high=MAX_HEADS)
     key = keys("attention.head_count_kv")
     if n_head % n_head_kv or n_head // n_head_kv not in GQA_RATIOS:
-        raise file.error("query heads per kv head", key, f"{n_head} / {n_head_kv}", f"a ratio of {_one_of(GQA_RATIOS)}")
+        raise file.error("query heads per kv head", key, f"{n_head} / {n_head_kv}", f"a ratio of {one_of(GQA_RATIOS)}")
     head_dim = file.integer(keys("attention.key_length"), n_embd // n_head)
     if head_dim not in HEAD_DIMS:
-        raise file.error("no attention op of this width", keys("attention.key_length"), head_dim, _one_of(HEAD_DIMS))
+        raise file.error("no attention op of this width", keys("attention.key_length"), head_dim, one_of(HEAD_DIMS))
     value_dim = file.integer(keys("attention.value_length"), head_dim)
     if value_dim != head_dim:
         raise file.error("keys and values differ in width", keys("attention.value_length"), value_dim, head_dim)
@@ -173,112 +163,6 @@ def check_vocabulary(file: GGUFFile) -> int:
     return file.n_tokens
 
 
-# -- tensors -------------------------------------------------------------------------------------------------------
-
-Kind = Literal["matrix", "vector"]
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """A tensor a model asks for: its name, other spellings, shape (first varies fastest), and whether it may lack.
-
-    A "matrix" is multiplied or gathered from and may be quantised; a "vector" is used element by element and is F32,
-    F16 or BF16.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    kind: Kind = "matrix"
-    required: bool = True
-    also: tuple[str, ...] = ()
-
-    def find(self, file: GGUFFile) -> TensorInfo | None:
-        """The file's tensor, None if it is optional and missing; FileError if it does not fit."""
-        info = next((file.tensors[n] for n in (self.name, *self.also) if n in file.tensors), None)
-        if info is None:
-            if self.required:
-                raise file.error("tensor is missing", self.name, "nothing", f"{self.kind} {list(self.shape)}")
-            return None
-        if info.shape != _trimmed(self.shape):
-            raise file.error("tensor has the wrong shape", info.name, list(info.shape), list(self.shape))
-        types = MATRIX_TYPES if self.kind == "matrix" else VECTOR_TYPES
-        if info.type not in types:
-            expected = _one_of(sorted(t.name for t in types))
-            raise file.error("tensor type is not supported", info.name, info.type_name, expected)
-        return info
-
-
-@dataclass(frozen=True)
-class Linear(Generic[T]):
-    """A weight matrix [n_in, n_out] and, in some quantisation flows, a scalar [1] that multiplies its product."""
-
-    weight: T
-    scale: T | None = None
-
-
-Get = Callable[[TensorSpec], T | None]
-
-
-class Binder(Generic[T]):
-    """Asks `get` for tensors; a required one that `get` does not have is an error of `get`'s maker."""
-
-    def __init__(self, get: Get[T]) -> None:
-        self._get = get
-
-    def tensor(self, name: str, *shape: int, kind: Kind = "matrix", also: tuple[str, ...] = ()) -> T:
-        """A required tensor."""
-        found = self._get(TensorSpec(name, shape, kind, True, also))
-        if found is None:
-            raise LookupError(f"required tensor {name} was not bound")
-        return found
-
-    def optional(self, name: str, *shape: int, kind: Kind = "matrix", also: tuple[str, ...] = ()) -> T | None:
-        """A tensor that may be missing."""
-        return self._get(TensorSpec(name, shape, kind, False, also))
-
-    def vector(self, name: str, *shape: int, also: tuple[str, ...] = ()) -> T:
-        """A required tensor of an element-wise type."""
-        return self.tensor(name, *shape, kind="vector", also=also)
-
-    def linear(self, name: str, n_in: int, n_out: int, also: tuple[str, ...] = ()) -> Linear[T]:
-        """`name`.weight [n_in, n_out] with its optional `name`.scale [1]."""
-        return Linear(self.tensor(f"{name}.weight", n_in, n_out, also=also), self._scale(name))
-
-    def optional_linear(self, name: str, n_in: int, n_out: int) -> Linear[T] | None:
-        """Like :meth:`linear`, or None if there is no weight."""
-        weight = self.optional(f"{name}.weight", n_in, n_out)
-        return None if weight is None else Linear(weight, self._scale(name))
-
-    def _scale(self, name: str) -> T | None:
-        return self.optional(f"{name}.scale", 1, kind="vector")
-
-
-def resolver(file: GGUFFile) -> tuple[Get[TensorInfo], set[str]]:
-    """A `get` that looks in the file, and the set of names it has returned so far."""
-    used: set[str] = set()
-
-    def get(spec: TensorSpec) -> TensorInfo | None:
-        info = spec.find(file)
-        if info is not None:
-            used.add(info.name)
-        return info
-
-    return get, used
-
-
-def refuse_unknown(file: GGUFFile, used: Collection[str], model: str) -> None:
-    """A tensor nobody asked for means a model variant this code does not compute: FileError that names it."""
-    for name in file.tensors:
-        if name not in used:
-            shape = list(file.tensors[name].shape)
-            raise file.error(f"tensor is not part of a {model} model", name, shape, "no such tensor")
-
-
-def _trimmed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    while len(shape) > 1 and shape[-1] == 1:
-        shape = shape[:-1]
-    return shape
-
-
-def _one_of(values: Iterable[object]) -> str:
+def one_of(values: Iterable[object]) -> str:
+    """How a refusal lists what it takes."""
     return "one of " + ", ".join(str(v) for v in values)

@@ -13,10 +13,10 @@ from ..batch import Batch
 from ..cache import PagedKV, RecurrentState
 from ..ggml import Graph, Tensor
 from ..ggml.composed.gdn import Rows
-from .layers import linear, linear_by_column
-from .metadata import Linear
+from .layers import each, linear, linear_by_column, products
 from .qwen35 import Qwen35Params
 from .qwen35_weights import FullAttention, GatedDeltaNet, Qwen35Weights
+from .tensor_table import Linear
 
 
 class Mixing(Protocol):
@@ -94,7 +94,7 @@ def forward(
         elif layer.attention is not None:
             x = g.add(x, _full_attention(g, p, layer.attention, kv, mixing, i, batch, h))
         h = g.rms_norm(x, p.rms_eps, layer.ffn_norm)
-        gate, up = mixing.linear(g, layer.ffn_gate, h), mixing.linear(g, layer.ffn_up, h)
+        gate, up = products(g, layer.gate_up, h, mixing.linear).parts
         x = g.add(x, mixing.linear(g, layer.ffn_down, g.swiglu(gate, up)))
         streams.append(x)
     return g.rms_norm(x, p.rms_eps, w.output_norm), [streams[i] for i in taps]
@@ -105,13 +105,13 @@ def _full_attention(
 ) -> Tensor:
     """softmax(rope(q) rope(k)^T / sqrt(d)) v * sigmoid(gate), then the output projection."""
     d, heads, n = p.head_dim, p.n_head, batch.lanes * batch.rows
-    both = mixing.linear(g, w.q, h)  # per head d query rows, then d gate rows
+    both, k, v = products(g, w.qkv, h, mixing.linear).parts  # of `both` per head d query rows, then d gate rows
     strides = (8 * d, both.strides[1])
     q = g.rms_norm(g.view(both, (d, heads, n), strides), p.rms_eps, w.q_norm)
     gate = g.reshape(g.cont(g.view(both, (d, heads, n), strides, 4 * d)), d * heads, n)
-    k = g.rms_norm(g.reshape(mixing.linear(g, w.k, h), d, p.n_head_kv, n), p.rms_eps, w.k_norm)
+    k = g.rms_norm(g.view(k, (d, p.n_head_kv, n), (4 * d, k.strides[1])), p.rms_eps, w.k_norm)
     q, k = (g.rope(t, batch.positions, p.rope_dims, p.rope_base) for t in (q, k))
-    keys, values = kv.write(g, i, k, mixing.linear(g, w.v, h), batch.kv_rows)
+    keys, values = kv.write(g, i, k, v, batch.kv_rows)
     q = g.reshape(q, d, heads, batch.rows, batch.lanes)
     seen = family.attention(g, batch, kv, q, keys, values, scale=p.attn_scale, window=0, causal=True)
     return mixing.linear(g, w.output, g.mul(g.reshape(seen, d * heads, n), g.sigmoid(gate)))
@@ -125,14 +125,20 @@ def _gated_delta_net(
     q and k are x / sqrt(sum x^2 + eps) per head: an RMS norm with 1 / sqrt(S) for a weight, `unit`.
     """
     s, hk, hv, c, t, lanes = p.state_size, p.n_k_heads, p.n_v_heads, p.conv_channels, batch.rows, batch.lanes
-    beta = g.reshape(g.sigmoid(mixing.linear(g, w.beta, h)), hv, t, lanes)
-    decay = g.reshape(g.mul(g.softplus(g.add(mixing.linear(g, w.alpha, h), w.dt_bias)), w.a), hv, t, lanes)
-    u = mixing.conv(g, i, g.reshape(mixing.linear(g, w.qkv, h), c, t, lanes), w.conv)
+    numbers = products(g, w.alpha_beta, h, mixing.linear)
+    decay = g.reshape(g.mul(g.softplus(g.add(numbers.parts[0], w.dt_bias)), w.a), hv, t, lanes)
+    beta = _by_lane(g, each(g, g.sigmoid, numbers)[1], batch)
+    qkv, z = products(g, w.qkv_z, h, mixing.linear).parts
+    u = mixing.conv(g, i, _by_lane(g, qkv, batch), w.conv)
     rows = (4 * c, 4 * c * t)
     qk = g.rms_norm(g.view(u, (s, 2 * hk, t, lanes), (4 * s, *rows)), p.rms_eps / s, unit)
     q, k = (g.view(qk, (s, hk, t, lanes), qk.strides[1:], 4 * s * hk * i) for i in range(2))
     v = g.view(u, (s, hv, t, lanes), (4 * s, *rows), 8 * s * hk)
     o = mixing.gdn(g, i, Rows(q, k, v, decay, beta))
-    z = g.reshape(mixing.linear(g, w.gate, h), s, hv, t, lanes)
-    o = g.swiglu(z, g.rms_norm(o, p.rms_eps, w.norm))
-    return mixing.linear(g, w.output, g.reshape(o, s * hv, t * lanes))
+    o = g.reshape(g.rms_norm(o, p.rms_eps, w.norm), s * hv, t * lanes)
+    return mixing.linear(g, w.output, g.swiglu(z, o))
+
+
+def _by_lane(g: Graph, x: Tensor, batch: Batch) -> Tensor:
+    """x [m, n], whose columns may have gaps between them, as [m, T, L]."""
+    return g.view(x, (x.shape[0], batch.rows, batch.lanes), (x.strides[1], x.strides[1] * batch.rows))

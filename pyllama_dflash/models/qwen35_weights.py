@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic
 
 from ..gguf_file import GGUFFile, TensorInfo
-from .metadata import Binder, Get, Linear, T, refuse_unknown, resolver
+from .tensor_table import Binder, FileTensors, Linear, Source, Stack, T, refuse_unknown
 
 if TYPE_CHECKING:
     from .qwen35 import Qwen35Params
@@ -17,11 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FullAttention(Generic[T]):
-    """Softmax attention; `q` holds for each head its query rows, then its gate rows."""
+    """Softmax attention; the first of `qkv` holds for each head its query rows, then its gate rows."""
 
-    q: Linear[T]
-    k: Linear[T]
-    v: Linear[T]
+    qkv: Stack[T]
     output: Linear[T]
     q_norm: T
     k_norm: T
@@ -29,13 +27,14 @@ class FullAttention(Generic[T]):
 
 @dataclass(frozen=True)
 class GatedDeltaNet(Generic[T]):
-    """Linear attention with state; `qkv` rows are queries, keys, values; `a` is -exp(A_log) already."""
+    """Linear attention with state; `a` is -exp(A_log) already.
 
-    qkv: Linear[T]
-    gate: Linear[T]
+    `qkv_z`: queries, keys and values in one, and the output's gate; `alpha_beta`: decay and strength per head.
+    """
+
+    qkv_z: Stack[T]
     conv: T
-    alpha: Linear[T]
-    beta: Linear[T]
+    alpha_beta: Stack[T]
     dt_bias: T
     a: T
     norm: T
@@ -50,8 +49,7 @@ class Qwen35Layer(Generic[T]):
     attention: FullAttention[T] | None
     gdn: GatedDeltaNet[T] | None
     ffn_norm: T
-    ffn_gate: Linear[T]
-    ffn_up: Linear[T]
+    gate_up: Stack[T]
     ffn_down: Linear[T]
 
 
@@ -65,9 +63,9 @@ class Qwen35Weights(Generic[T]):
     head: Linear[T]
 
 
-def bind(params: Qwen35Params, get: Get[T]) -> Qwen35Weights[T]:
-    """The weights, each tensor asked from `get` by its spec: this is the table of tensors."""
-    ask = Binder(get)
+def bind(params: Qwen35Params, source: Source[T]) -> Qwen35Weights[T]:
+    """The weights, each tensor asked from `source` by its spec: this is the table of tensors."""
+    ask = Binder(source)
     token_embd = ask.tensor("token_embd.weight", params.n_embd, params.n_vocab)
     return Qwen35Weights(
         token_embd=token_embd,
@@ -84,8 +82,7 @@ def _bind_layer(p: Qwen35Params, ask: Binder[T], i: int) -> Qwen35Layer[T]:
         attention=None if p.recurrent[i] else _bind_attention(p, ask, blk),
         gdn=_bind_gated_delta_net(p, ask, blk) if p.recurrent[i] else None,
         ffn_norm=ask.vector(blk + "post_attention_norm.weight", p.n_embd),
-        ffn_gate=ask.linear(blk + "ffn_gate", p.n_embd, p.n_ff),
-        ffn_up=ask.linear(blk + "ffn_up", p.n_embd, p.n_ff),
+        gate_up=ask.stack(p.n_embd, (blk + "ffn_gate", p.n_ff), (blk + "ffn_up", p.n_ff)),
         ffn_down=ask.linear(blk + "ffn_down", p.n_ff, p.n_embd),
     )
 
@@ -93,9 +90,7 @@ def _bind_layer(p: Qwen35Params, ask: Binder[T], i: int) -> Qwen35Layer[T]:
 def _bind_attention(p: Qwen35Params, ask: Binder[T], blk: str) -> FullAttention[T]:
     q_width, kv_width = p.n_head * p.head_dim, p.n_head_kv * p.head_dim
     return FullAttention(
-        q=ask.linear(blk + "attn_q", p.n_embd, 2 * q_width),
-        k=ask.linear(blk + "attn_k", p.n_embd, kv_width),
-        v=ask.linear(blk + "attn_v", p.n_embd, kv_width),
+        qkv=ask.stack(p.n_embd, (blk + "attn_q", 2 * q_width), (blk + "attn_k", kv_width), (blk + "attn_v", kv_width)),
         output=ask.linear(blk + "attn_output", q_width, p.n_embd),
         q_norm=ask.vector(blk + "attn_q_norm.weight", p.head_dim),
         k_norm=ask.vector(blk + "attn_k_norm.weight", p.head_dim),
@@ -104,11 +99,9 @@ def _bind_attention(p: Qwen35Params, ask: Binder[T], blk: str) -> FullAttention[
 
 def _bind_gated_delta_net(p: Qwen35Params, ask: Binder[T], blk: str) -> GatedDeltaNet[T]:
     return GatedDeltaNet(
-        qkv=ask.linear(blk + "attn_qkv", p.n_embd, p.conv_channels),
-        gate=ask.linear(blk + "attn_gate", p.n_embd, p.value_width),
+        qkv_z=ask.stack(p.n_embd, (blk + "attn_qkv", p.conv_channels), (blk + "attn_gate", p.value_width)),
         conv=ask.vector(blk + "ssm_conv1d.weight", p.conv_kernel, p.conv_channels),
-        alpha=ask.linear(blk + "ssm_alpha", p.n_embd, p.n_v_heads),
-        beta=ask.linear(blk + "ssm_beta", p.n_embd, p.n_v_heads),
+        alpha_beta=ask.stack(p.n_embd, (blk + "ssm_alpha", p.n_v_heads), (blk + "ssm_beta", p.n_v_heads)),
         dt_bias=ask.vector(blk + "ssm_dt.bias", p.n_v_heads),
         a=ask.vector(blk + "ssm_a", p.n_v_heads),
         norm=ask.vector(blk + "ssm_norm.weight", p.state_size),
@@ -125,8 +118,8 @@ def check(file: GGUFFile, params: Qwen35Params) -> Qwen35Weights[TensorInfo]:
                 "fused query/key/value in a full attention layer is not supported; convert with separate tensors",
                 fused, list(file.tensors[fused].shape), "attn_q, attn_k and attn_v",
             )  # fmt: skip
-    get, used = resolver(file)
-    weights = bind(params, get)
+    source = FileTensors(file)
+    weights = bind(params, source)
     skipped = tuple(f"blk.{params.n_layer + i}." for i in range(params.n_nextn))
-    refuse_unknown(file, used | {name for name in file.tensors if name.startswith(skipped)}, params.arch)
+    refuse_unknown(file, source.used | {name for name in file.tensors if name.startswith(skipped)}, params.arch)
     return weights
