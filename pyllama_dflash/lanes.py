@@ -69,10 +69,11 @@ class Lane:
             raise DeviceError(f"logits at position {self.base + 1} are not finite")
         before = len(self.tokens)
         self._count(rows, len(final))
-        for token in final:
-            self._emit(token)
-            if self.finish is not None:
-                break
+        kept = self._until_end(final)
+        stopped = self._text.feed(kept)
+        if stopped is not None:
+            kept, self.finish = kept[:stopped], "stop"
+        self.tokens += kept
         self.base += len(final)
         return self._chunk(before)
 
@@ -107,17 +108,18 @@ class Lane:
         self._parts.append(text)
         return Chunk(text, tuple(self.tokens[before:]), self.finish)
 
-    def _emit(self, token: int) -> None:
-        if not self.params.ignore_eos and self.tokenizer.is_eog(token):
-            self.finish = "eos"
-            return
-        self.tokens.append(token)
-        if self._text.feed(token):
-            self.finish = "stop"
-        elif len(self.tokens) - self.prompt_tokens >= self.params.max_tokens:
-            self.finish = "length"
-        elif len(self.tokens) >= self.n_ctx:
-            self.finish = "context"
+    def _until_end(self, final: Sequence[int]) -> Sequence[int]:
+        """The tokens up to the end by an end token, max_tokens or the context; sets `finish` if it is there."""
+        kept = final
+        if not self.params.ignore_eos:
+            end = next((t for t, token in enumerate(final) if self.tokenizer.is_eog(token)), None)
+            if end is not None:
+                kept, self.finish = final[:end], "eos"
+        left = self.params.max_tokens - (len(self.tokens) - self.prompt_tokens)
+        room = self.n_ctx - len(self.tokens)
+        if len(kept) >= min(left, room):
+            kept, self.finish = kept[: min(left, room)], "length" if left <= room else "context"
+        return kept
 
 
 class LaneText:
@@ -128,11 +130,17 @@ class LaneText:
         self._matcher = StopMatcher(stop)
         self._ready = ""
 
-    def feed(self, token: int) -> bool:
-        """Add a token. True when a stop string is complete."""
-        text, stopped = self._matcher.feed(self._decoder.feed(token))
-        self._ready += text
-        return stopped
+    def feed(self, tokens: Sequence[int]) -> int | None:
+        """Add tokens up to the one that completes a stop string: how many these are; None when there is none."""
+        if not self._matcher.stops:
+            self._ready += self._decoder.feed(tokens)
+            return None
+        for n, token in enumerate(tokens, 1):
+            text, stopped = self._matcher.feed(self._decoder.feed((token,)))
+            self._ready += text
+            if stopped:
+                return n
+        return None
 
     def take(self) -> str:
         """The text that became certain since the last call."""

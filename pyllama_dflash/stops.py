@@ -13,20 +13,18 @@ class StopMatcher:
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
-        self._stop = tuple(stop)
-        self._longest = max(map(len, self._stop), default=0)
+        self.stops = tuple(stop)
+        self._longest = max(map(len, self.stops), default=0)
         self._held = ""
         self.stopped = False
 
     def feed(self, text: str) -> tuple[str, bool]:
         """The text that is certain now, and whether a stop string is complete; after that nothing is passed on."""
-        if not self._stop:
-            return text, False
         if self.stopped:
             return "", True
         text = self._held + text
         # A stop string's first occurrence is also the one of it that ends first.
-        found = [(at + len(s), at) for s in self._stop if (at := text.find(s)) >= 0]
+        found = [(at + len(s), at) for s in self.stops if (at := text.find(s)) >= 0]
         if found:
             self.stopped, self._held = True, ""
             return text[: min(found)[1]], True
@@ -43,6 +41,6 @@ class StopMatcher:
         """Length of the longest end of `text` that begins a stop string."""
         for n in range(min(len(text), self._longest - 1), 0, -1):
             end = text[-n:]
-            if any(s.startswith(end) for s in self._stop):
+            if any(s.startswith(end) for s in self.stops):
                 return n
         return 0

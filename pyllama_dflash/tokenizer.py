@@ -177,9 +177,9 @@ class StreamDecoder:
         self._special = special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def feed(self, token: int) -> str:
+    def feed(self, tokens: Iterable[int]) -> str:
         """The characters that are complete now."""
-        return self._decoder.decode(self._tokenizer.piece(token, self._special))
+        return self._decoder.decode(b"".join(self._tokenizer.piece(token, self._special) for token in tokens))
 
     def flush(self) -> str:
         """U+FFFD for a character that stays incomplete, else nothing; afterwards a new text may start."""

@@ -169,7 +169,7 @@ def test_threads_share_a_vocabulary(qwen):
 # ---------------------------------------------------------------------------------------------------------------------
 def streamed(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
     decoder = StreamDecoder(tokenizer)
-    return [*(decoder.feed(t) for t in tokens), decoder.flush()]
+    return [*(decoder.feed((t,)) for t in tokens), decoder.flush()]
 
 
 @given(tokens=st.lists(st.integers(0, 151935) | st.integers(0, 255), max_size=40))
@@ -190,8 +190,8 @@ def test_a_character_appears_with_its_last_byte(qwen):
 def test_a_flushed_decoder_starts_anew(qwen):
     decoder = StreamDecoder(qwen)
     first = next(t for t in range(256) if qwen.piece(t) == b"\xf0")
-    assert (decoder.feed(first), decoder.flush(), decoder.flush()) == ("", "\ufffd", "")
-    assert decoder.feed(9707) == "Hello"
+    assert (decoder.feed((first,)), decoder.flush(), decoder.flush()) == ("", "\ufffd", "")
+    assert decoder.feed((9707,)) == "Hello"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
