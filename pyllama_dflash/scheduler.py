@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Mapping
 
 from .cache import LaneCache
 from .errors import RequestError
 from .lane_rows import LaneRows
 from .lanes import Lane
 from .pages import finishes, pages_for
-from .width import Costs, widths_of
+from .width import Costs, common_width, widths_of
 
 PIECE = 256
 """Prompts are computed in pieces cut at multiples of this many positions."""
@@ -93,21 +92,30 @@ class Scheduler:
     def next_round(self) -> list[tuple[Lane, LaneRows]]:
         """The rows of all decoding lanes that have pages for them."""
         decoding = [lane for lane in self.running if not lane.piece(PIECE)]
-        costs = self.costs.of(len(decoding), self._widths)
         work = []
-        for lane in decoding:
-            for rows in (self._wish(lane, costs), 1):
+        for lane, wish in zip(decoding, self._wishes(decoding), strict=True):
+            for rows in (wish, 1):
                 if self._may_hold(lane, lane.base + rows):
                     self._cache.grow(lane.slot, lane.base + rows)
                     work.append((lane, LaneRows(lane.slot, lane.base, rows, lane.params)))
                     break
         return work
 
-    def _wish(self, lane: Lane, costs: Mapping[int, float]) -> int:
-        """Rows that the lane would like to have in a round."""
-        if lane.params.width is not None:
-            return max(1, min(lane.params.width, self._block, lane.room))
-        return lane.acceptance.choose({w: cost for w, cost in costs.items() if w <= lane.room or w == 1})
+    def _wishes(self, lanes: list[Lane]) -> list[int]:
+        """Rows that each lane would have in a round of all of them. When one is due to try two rows again, all do."""
+        costs = self.costs.of(len(lanes), self._widths)
+        fixed = [self._fixed(lane) for lane in lanes]
+        wishes = [rows or lane.acceptance.wish(costs) for lane, rows in zip(lanes, fixed, strict=True)]
+        least = max((rows for rows in fixed if rows), default=1)
+        if any(lane.acceptance.due and not rows for lane, rows in zip(lanes, fixed, strict=True)):
+            least = max(least, self._widths[min(1, len(self._widths) - 1)])
+            wishes = [max(wish, least) if not rows else wish for wish, rows in zip(wishes, fixed, strict=True)]
+        most = common_width([(lane.acceptance, wish) for lane, wish in zip(lanes, wishes, strict=True)], least, costs)
+        return [max(1, min(wish, most, lane.room)) for lane, wish in zip(lanes, wishes, strict=True)]
+
+    def _fixed(self, lane: Lane) -> int:
+        """The rows that a request asked for, 0 where the engine may choose."""
+        return 0 if lane.params.width is None else min(lane.params.width, self._block)
 
     # -- pages -------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,10 @@
-"""How many rows a lane's next round has: chosen from what was accepted lately and from what rounds cost.
+"""How many rows a round has: chosen from what was accepted lately and from what rounds of each width cost.
 
-A round of w rows emits E(w) = 1 + a + ... + a^(w-1) tokens if each proposal is accepted with probability a, and takes
-cost(w) times as long as a plain step. A lane takes the w with the largest E(w) / cost(w); w = 1, a plain step, has
-1 / 1, so a lane speculates only where that is expected to be faster. The choice changes the time, never the tokens.
+A round of w rows emits E(w) = 1 + a + ... + a^(w-1) tokens of a lane whose proposals are accepted with probability a
+each, and takes cost(w) times as long as a plain step of all its lanes. A lane wishes for the w with the largest
+E(w) / cost(w); w = 1, a plain step, has 1 / 1. A round has one number of rows for all, so it takes the w with the
+largest sum of E(min(w, wish)) over its lanes, divided by cost(w): in sum it is never expected to be slower than plain
+steps. The choice changes the time, never the tokens.
 """
 
 from __future__ import annotations
@@ -77,17 +79,26 @@ class Acceptance:
         accepted, tried = final - 1, min(final, rows - 1)
         self._accepted = _MEMORY * self._accepted + accepted
         self._tried = _MEMORY * self._tried + tried
-        self._patience = _FIRST_PATIENCE if accepted else min(2 * self._patience, _LAST_PATIENCE)
+        patience = self._patience // 2 if accepted else 2 * self._patience
+        self._patience = min(max(patience, _FIRST_PATIENCE), _LAST_PATIENCE)
         self._plain = 0
 
-    def choose(self, costs: Mapping[int, float]) -> int:
-        """The best width of `costs` (by width, rising, from 1); after many plain steps the next one, to see
-        whether acceptance has recovered."""
-        best = max(costs, key=lambda width: self._expected(width) / costs[width])
-        if best == 1 and len(costs) > 1 and self._plain >= self._patience:
-            return sorted(costs)[1]
-        return best
+    @property
+    def due(self) -> bool:
+        """Whether after so many plain steps it is time to see if acceptance has recovered."""
+        return self._plain >= self._patience
 
-    def _expected(self, width: int) -> float:
+    def expected(self, width: int) -> float:
+        """E(w), the tokens of a round of `width` rows."""
         rate = self.rate
         return float(width) if rate == 1.0 else (1 - rate**width) / (1 - rate)
+
+    def wish(self, costs: Mapping[int, float]) -> int:
+        """The best of the widths that `costs` has."""
+        return max(costs, key=lambda width: self.expected(width) / costs[width])
+
+
+def common_width(wishes: Sequence[tuple[Acceptance, int]], least: int, costs: Mapping[int, float]) -> int:
+    """The rows of a round whose lanes wish for so many each, `least` or more: a width of `costs` (rising)."""
+    widths = [width for width in costs if width >= least] or [max(costs)]
+    return max(widths, key=lambda w: sum(lane.expected(min(w, wish)) for lane, wish in wishes) / costs[w])

@@ -20,7 +20,7 @@ from pyllama_dflash.models.qwen35 import Qwen35Params
 from pyllama_dflash.pages import PagePool, finishes, pages_for
 from pyllama_dflash.scheduler import PIECE, Scheduler
 from pyllama_dflash.tokenizer import Tokenizer
-from pyllama_dflash.width import Acceptance, Costs, widths_of
+from pyllama_dflash.width import Acceptance, Costs, common_width, widths_of
 from pyllama_dflash.worker import bucket
 
 N_CTX = 600
@@ -237,8 +237,8 @@ def test_the_choice_is_the_most_tokens_for_the_time():
         for _ in range(60):
             lane.note(8, final)
         expected = {w: sum(lane.rate**i for i in range(w)) / cost for w, cost in costs.items()}
-        assert lane.choose(costs) == max(expected, key=expected.__getitem__) == best
-        assert lane.choose({1: 1.0}) == 1
+        assert lane.wish(costs) == max(expected, key=expected.__getitem__) == best
+        assert lane.wish({1: 1.0}) == 1
     assert lane.rate == pytest.approx(0, abs=1e-2)
 
 
@@ -258,14 +258,33 @@ def test_plain_lanes_try_again_less_and_less_often():
     """A lane whose proposals are never accepted: the plain rounds between two that speculate."""
     lane, rows = Acceptance(), []
     for _ in range(2000):
-        rows.append(lane.choose({1: 1.0, 2: 2.0, 4: 4.0}))
+        rows.append(2 if lane.due else 1)
         lane.note(rows[-1], 1)
-    assert set(rows) == {1, 2}
     waits = [len(list(group)) for wide, group in itertools.groupby(rows, lambda r: r > 1) if not wide][:-1]
-    assert waits == sorted(waits) and waits[-3:] == [128, 128, 128] and {16, 32, 64} < set(waits)
-    lane.note(2, 2)  # one proposal is accepted, and it tries again soon
-    after = []
-    for _ in range(5):
-        after.append(lane.choose({1: 1.0, 2: 9.0}))
-        lane.note(after[-1], 1)
-    assert after == [1, 1, 1, 1, 2]
+    assert waits == [4, 8, 16, 32, 64, *[128] * (len(waits) - 5)] and len(waits) > 10
+    for wait in (64, 32, 16, 8, 4, 4):  # proposals are accepted again, and it tries sooner
+        lane.note(2, 2)
+        for _ in range(wait):
+            assert not lane.due
+            lane.note(1, 1)
+        assert lane.due
+
+
+def rated(rate: float) -> Acceptance:
+    """A lane of which about that share was accepted lately."""
+    lane = Acceptance()
+    for _ in range(200):
+        for final in (8, 1):
+            if final == 1 or rate > 0:
+                lane.note(8, 8 if rate == 1 else final)
+    return lane
+
+
+def test_a_round_is_as_wide_as_pays_for_all_its_lanes():
+    good, bad = rated(1), rated(0)
+    costs = {1: 1.0, 2: 1.3, 4: 1.6, 8: 2.2}
+    assert common_width([(good, 8)], 1, costs) == 8 and common_width([(bad, 1)], 1, costs) == 1
+    assert common_width([(good, 8), (bad, 1)], 1, costs) == 8  # 8 + 1 tokens in 2.2 against 2 in 1
+    assert common_width([(good, 8), *[(bad, 1)] * 7], 1, costs) == 1  # 15 in 2.2 against 8 in 1
+    assert common_width([(good, 8), *[(bad, 1)] * 7], 3, costs) == 4  # somebody asked for three: 11 in 1.6, 15 in 2.2
+    assert common_width([(bad, 1)], 16, costs) == 8
