@@ -45,15 +45,15 @@ class Costs:
     def of(self, lanes: int, widths: Sequence[int]) -> dict[int, float]:
         """Cost of a round of each width (rising, from 1) relative to a plain step of as many lanes.
 
-        What was never measured is taken to cost what the next narrower round costs, so that it is tried; of lanes never
-        measured, what the nearest number of them says.
+        Of lanes of which a width was never measured, what the nearest number of them says that both were measured of;
+        where there is none, what the next narrower width costs, so that it is tried.
         """
-        nearest = min((n for n, r in self._known if r == 1), key=lambda n: (abs(n - lanes), n), default=lanes)
-        plain = self._known.get((nearest, 1))
         costs, cost = {}, 1.0
         for width in widths:
-            if plain is not None and (nearest, width) in self._known:
-                cost = max(1.0, self._known[nearest, width] / plain)
+            both = [n for n, rows in self._known if rows == width and (n, 1) in self._known]
+            if both:
+                near = min(both, key=lambda n: (abs(n - lanes), n))
+                cost = max(1.0, self._known[near, width] / self._known[near, 1])
             costs[width] = cost
         return costs
 

@@ -1,4 +1,4 @@
-"""The command line: `pyllama-dflash generate | info | doctor`."""
+"""The command line: `pyllama-dflash generate | bench | info | doctor`."""
 
 from .main import main
 
