@@ -2,105 +2,115 @@
 
 // mul_mat: the columns, as the products take them.
 //
-// Of each 256 elements of a column, the largest magnitude counts as 32512 and all are rounded to integers of it: an
-// error of at most 2^-16 of the largest. An integer is 256 high + low, two digits of a signed byte each. A sum of 32
-// integers, which minima are multiplied with, is 1024 high + low, of which f16 holds 32 high and low exactly.
+// A column is scaled by a power of two, so that its largest magnitude is in [512, 1024), and rounded to f16: an error
+// of 2^-12 of an element, or 2^-34 of the largest one, whichever is more. No sum of 32 elements leaves f16, and no sum
+// of products F32. The sums of 32 rounded elements, which minima are multiplied with, are kept as two f16 each.
 
 #include "mul_mat_format.cuh"
 
 namespace dflash {
 namespace mm {
 
-constexpr int COLUMN_THREADS = 128;       // a warp for each column of a tile
+constexpr int COLUMN_THREADS = 512;
 constexpr uint32_t INFINITE = 0x7F800000; // bits of infinity; of a NaN's magnitude they are more
-constexpr float LARGEST = 32512.0f;
 
-struct ColumnUnit {
+struct ColumnScale {
     float factor, unit; // factor * unit = 1
     bool is_finite;
 
-    // Magnitudes below 2^-111 are taken for as small as that: units are no subnormal numbers.
-    __device__ explicit ColumnUnit(uint32_t max_bits) {
+    // magnitudes below 2^-100 are taken for as small as that
+    __device__ explicit ColumnScale(uint32_t max_bits) {
+        const int exponent = max((int) (max_bits >> 23), 27);
         is_finite = max_bits < INFINITE;
-        const float largest = fmaxf(is_finite ? __int_as_float((int) max_bits) : 0.0f, 0x1p-111f);
-        factor = LARGEST / largest;
-        unit = is_finite ? largest / LARGEST : __int_as_float(0x7FC00000);
+        factor = __int_as_float((263 - min(exponent, 254)) << 23);
+        unit = __int_as_float(is_finite ? (exponent - 9) << 23 : 0x7FC00000);
     }
 
-    __device__ int apply(float x) const { return is_finite ? __float2int_rn(x * factor) : 0; }
+    __device__ half apply(float x) const { return __float2half_rn(is_finite ? x * factor : 0.0f); }
 };
 
-__device__ __forceinline__ uint32_t largest_of_warp(const float (&x)[8]) {
+// Largest magnitude of a column, as bits. By all threads of the block.
+__device__ __forceinline__ uint32_t largest(const float * x, int64_t n) {
+    __shared__ uint32_t of_warps[COLUMN_THREADS / 32];
     uint32_t max_bits = 0;
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
+#pragma unroll 8
+    for (int64_t i = threadIdx.x; i < n; i += COLUMN_THREADS) {
         max_bits = max(max_bits, (uint32_t) __float_as_int(x[i]) & 0x7FFFFFFF);
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
         max_bits = max(max_bits, (uint32_t) __shfl_xor_sync(0xffffffff, (int) max_bits, step, 32));
     }
+    if (threadIdx.x % 32 == 0) {
+        of_warps[threadIdx.x / 32] = max_bits;
+    }
+    __syncthreads();
+    for (int i = 0; i < COLUMN_THREADS / 32; i++) {
+        max_bits = max(max_bits, of_warps[i]);
+    }
     return max_bits;
 }
 
-__device__ __forceinline__ uint32_t pair_bits(int low, int high) {
-    return (uint32_t) __half_as_ushort(__float2half_rn((float) low)) |
-           (uint32_t) __half_as_ushort(__float2half_rn((float) high)) << 16;
+__device__ __forceinline__ uint32_t pair_bits(half low, half high) {
+    return (uint32_t) __half_as_ushort(low) | (uint32_t) __half_as_ushort(high) << 16;
 }
 
-// sum: of this thread's 8 elements. The first thread of two sub-blocks writes their sums; they are digit 0 of a column,
-// digit 1 is zero.
-__device__ __forceinline__ void write_sums(uint2 * sums, int n_tiles, int tile, int column, int lane, int sum) {
-    sum += __shfl_xor_sync(0xffffffff, sum, 1, 32);
-    sum += __shfl_xor_sync(0xffffffff, sum, 2, 32);
-    const int next = __shfl_xor_sync(0xffffffff, sum, 4, 32);
-    if (lane % 8 == 0) {
-        const int high = (sum + 512) >> 10, next_high = (next + 512) >> 10, at = column * 8 + lane / 8;
-        sums[place_in_step(n_tiles, tile, at)] = {pair_bits(32 * high, 32 * next_high),
-                                                  pair_bits(sum - 1024 * high, next - 1024 * next_high)};
-        sums[place_in_step(n_tiles, tile, at + 4)] = {0, 0};
+// Pair r of a step; x is a super-block.
+template <ggml_type TYPE>
+__device__ __forceinline__ uint32_t pair_of(const float * x, const ColumnScale & scale, int step, int q, int r) {
+    return pair_bits(scale.apply(x[element<TYPE>(step, q, r, 0)]), scale.apply(x[element<TYPE>(step, q, r, 1)]));
+}
+
+// x is a sub-block of 32
+__device__ __forceinline__ float rounded_sum(const float * x, const ColumnScale & scale) {
+    float sum = 0.0f;
+#pragma unroll 8
+    for (int i = 0; i < 32; i++) {
+        sum += __half2float(scale.apply(x[i]));
     }
+    return sum;
 }
 
-// A block per super-block and tile of columns, those that pad the last tile included. Zeroes the counters as well.
+// A block per column, those that pad the last tile of 8 included. Zeroes the counters as well.
 template <ggml_type TYPE>
 __global__ void __launch_bounds__(COLUMN_THREADS)
-    prepare_columns(const Node node, const Scratch scratch, const int n_tiles, const int n_counters) {
+    prepare_columns(const Node node, const Scratch scratch, const int n_counters) {
     ggml_cuda_pdl_sync();
     ggml_cuda_pdl_lc(); // behind the wait: who comes next may rely on all that was before
-    const int first = (int) blockIdx.x * COLUMN_THREADS + (int) threadIdx.x;
-    for (int i = first; i < n_counters; i += (int) gridDim.x * COLUMN_THREADS) {
+    const int column = blockIdx.x, n_tiles = gridDim.x / 8, tile = column / 8, lane = column % 8 * 4;
+    for (int i = column * COLUMN_THREADS + threadIdx.x; i < n_counters; i += gridDim.x * COLUMN_THREADS) {
         scratch.arrived[i] = 0;
     }
-    const int64_t block = blockIdx.x / n_tiles;
-    const int tile = blockIdx.x % n_tiles, of_tile = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int column = tile * 4 + of_tile, step = lane / 4, q = lane % 4;
-    float x[8] = {};
-    if (column < node.n_columns) {
-        const float * from = node.x + (column * (int64_t) node.n_blocks + block) * SUPER;
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            x[i] = from[element<TYPE>(step, q, i)];
+    const int64_t n = column < node.n_columns ? (int64_t) node.n_blocks * SUPER : 0;
+    const float * x = node.x + (n > 0 ? column * n : 0);
+    const ColumnScale scale(largest(x, n));
+    if (threadIdx.x == 0) {
+        scratch.units[column] = scale.unit;
+    }
+    for (int i = threadIdx.x; i < node.n_blocks * (STEPS / 2 * 4); i += COLUMN_THREADS) {
+        const int q = i % 4, steps = i / 4, step = steps % (STEPS / 2) * 2;
+        const float * block = x + (int64_t) (steps / (STEPS / 2)) * SUPER;
+        uint4 pairs = {};
+        if (n > 0) {
+            pairs.x = pair_of<TYPE>(block, scale, step, q, 0), pairs.y = pair_of<TYPE>(block, scale, step, q, 1);
+            pairs.z = pair_of<TYPE>(block, scale, step + 1, q, 0);
+            pairs.w = pair_of<TYPE>(block, scale, step + 1, q, 1);
         }
+        scratch.columns[((int64_t) steps * n_tiles + tile) * 32 + lane + q] = pairs;
     }
-    const ColumnUnit unit(largest_of_warp(x));
-    uint32_t high[2] = {}, low[2] = {};
-    int sum = 0;
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const int number = unit.apply(x[i]), digit = (number + 128) >> 8;
-        high[i / 4] |= (uint32_t) (digit & 0xFF) << i % 4 * 8;
-        low[i / 4] |= (uint32_t) (number & 0xFF) << i % 4 * 8; // of number - 256 digit
-        sum += number;
-    }
-    uint2 * columns = scratch.columns + (block * STEPS + step) * n_tiles * 32;
-    columns[place_in_step(n_tiles, tile, of_tile * 8 + q)] = {high[0], high[1]};
-    columns[place_in_step(n_tiles, tile, of_tile * 8 + 4 + q)] = {low[0], low[1]};
     if (HAS_MINIMA<TYPE>) {
-        write_sums(scratch.sums + block * n_tiles * 32, n_tiles, tile, of_tile, lane, sum);
-    }
-    if (lane == 0) {
-        scratch.units[block * n_tiles * 4 + column] = unit.unit;
+        for (int i = threadIdx.x; i < node.n_blocks * 4; i += COLUMN_THREADS) {
+            const float * sub_blocks = x + (int64_t) i * 64; // 2q and 2q + 1
+            uint4 pairs = {};                                // the second step has nothing
+            if (n > 0) {
+                const float a = rounded_sum(sub_blocks, scale), b = rounded_sum(sub_blocks + 32, scale);
+                const half a_high = __float2half_rn(a), b_high = __float2half_rn(b);
+                pairs.x = pair_bits(a_high, b_high);
+                pairs.y =
+                    pair_bits(__float2half_rn(a - __half2float(a_high)), __float2half_rn(b - __half2float(b_high)));
+            }
+            scratch.sums[((int64_t) (i / 4) * n_tiles + tile) * 32 + lane + i % 4] = pairs;
+        }
     }
 }
 

@@ -27,16 +27,14 @@ struct Cut {
     }
 };
 
-// The equal shares that take the shortest time, in the time that a row of a super-block takes: a unit costs its rows
-// and, as the columns have to come and a warp has its own pace, as much as 96 more; a part costs as much as 12.
+// The equal shares that take the shortest time: a unit costs its rows, and as much as 32 of them for its columns.
 inline Cut make_cut(const Node & node, int max_height, int max_shares) {
     Cut best = {};
     int64_t best_cost = INT64_MAX;
-    for (int height = max_height; height >= ROWS; height -= ROWS) {
+    for (int height = max_height; height >= HEIGHT_STEP; height -= HEIGHT_STEP) {
         const int64_t n_units = (int64_t) ((node.n_rows + height - 1) / height) * node.n_blocks;
         const int n_shares = (int) (n_units < max_shares ? n_units : max_shares);
-        const int64_t units = (n_units + n_shares - 1) / n_shares, parts = node.n_blocks / units + 1;
-        const int64_t cost = units * (height + 96) + parts * 12;
+        const int64_t cost = (n_units + n_shares - 1) / n_shares * (height + 32);
         if (cost < best_cost) {
             best_cost = cost;
             best = {height, node.n_blocks, n_shares, n_units};

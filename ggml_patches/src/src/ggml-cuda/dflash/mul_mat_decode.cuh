@@ -1,12 +1,17 @@
 #pragma once
 
-// mul_mat: weights of a super-block of one row, as signed bytes and the scales of each 32 or 16 of them. All of a row's
-// bytes are in shared memory, from `at` on; nothing is rounded.
+// mul_mat: weights of a super-block of one row, as f16. A weight is unit * (integer scale * integer); what is decoded
+// is the bracket, exact or (IQ4_XS, Q6_K) rounded once to f16, so at most 4096 in magnitude.
+//
+// Bytes become f16 by way of 1024 + b: its bits are 0x6400 + b. All of a row's bytes are in shared memory, from `at`
+// on.
 
 #include "mul_mat_format.cuh"
 
 namespace dflash {
 namespace mm {
+
+constexpr uint32_t MAGIC = 0x64006400; // two f16 of 1024
 
 __device__ __forceinline__ half2 as_half2(uint32_t bits) {
     half2 x;
@@ -20,20 +25,22 @@ __device__ __forceinline__ uint32_t as_bits(half2 x) {
     return bits;
 }
 
-__device__ __forceinline__ uint32_t word_at(const char * shared, int at) {
-    return *(const uint32_t *) (shared + at);
+__device__ __forceinline__ half2 both(float x) {
+    return __float2half2_rn(x);
+}
+
+// two f16 of 1024 + byte i of the word
+__device__ __forceinline__ half2 magic_of_byte(uint32_t word, int i) {
+    return as_half2(__byte_perm(word, MAGIC, 0x5050 + i * 0x0101));
+}
+
+// f16 of 1024 + byte i and 1024 + byte i + 1
+__device__ __forceinline__ half2 magic_of_bytes(uint32_t word, int i) {
+    return as_half2(__byte_perm(word, MAGIC, 0x5150 + i * 0x0101));
 }
 
 __device__ __forceinline__ uint2 two_words(const char * shared, int at) {
     return *(const uint2 *) (shared + at);
-}
-
-__device__ __forceinline__ float half_at(const char * shared, int at) {
-    return __half2float(*(const half *) (shared + at));
-}
-
-__device__ __forceinline__ int signed_byte(uint32_t word, int i) {
-    return (int8_t) (word >> 8 * i);
 }
 
 // Words a multiple of 4 bytes behind a place that is aligned to 2.
@@ -41,100 +48,84 @@ struct Words {
     const char * shared;
     int aligned, shift;
 
-    __device__ Words(const char * memory, int at) : shared(memory), aligned(at & ~3), shift((at & 2) * 8) {}
+    __device__ void open(const char * memory, int at) { shared = memory, aligned = at & ~3, shift = (at & 2) * 8; }
 
     __device__ uint32_t at(int offset) const {
-        return __funnelshift_r(word_at(shared, aligned + offset), word_at(shared, aligned + offset + 4), shift);
+        const uint32_t * two = (const uint32_t *) (shared + aligned + offset);
+        return __funnelshift_r(two[0], two[1], shift);
     }
 };
 
-// Bytes of 0..63, each less 32
-__device__ __forceinline__ uint32_t less_32(uint32_t bytes) {
-    return (bytes + 0x60606060) ^ 0x80808080;
+__device__ __forceinline__ float half_at(const char * shared, int at) {
+    return __half2float(*(const half *) (shared + at));
 }
 
-// What thread q (threadIdx.x % 4) decodes of a row: steps(t) gives its two words of steps 2t and 2t + 1, scale(step, i)
-// the i-th scale of a step. A weight is unit() * scale * byte, less min_unit() * minimum where there are minima.
-template <ggml_type TYPE> struct Row;
+// What thread q (threadIdx.x % 4) decodes of a row: open() a super-block, then two_steps(t, part) gives
+// the pairs of two steps of quarter t, the first or the last two.
+template <ggml_type TYPE, bool TABLE> struct Row;
 
-// Bytes of x and y that the nibbles of the low half of `pick` name. On NVIDIA a nibble from 8 on gives 0 or -1, the
-// sign of the byte that it names less 8; elsewhere there may be none.
-__device__ __forceinline__ uint32_t permute(uint32_t x, uint32_t y, uint32_t pick) {
-#if defined(GGML_USE_HIP) || defined(GGML_USE_MUSA)
-    return __byte_perm(x, y, pick);
-#else
-    uint32_t bytes;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(x), "r"(y), "r"(pick));
-    return bytes;
-#endif
+// A pair for every byte, once per thread of a warp so that no two threads meet at a bank. It serves three words of
+// four, so that neither shared memory nor integer arithmetic is what limits; either way the numbers are the same.
+constexpr int TABLE_BYTES = 256 * 32 * 4;
+
+constexpr uint32_t IQ4_0 = 0x3F2D1801, IQ4_4 = 0x766A5D4F, IQ4_8 = 0xA6998D81, IQ4_12 = 0xF1D9C5B5; // values + 128
+
+__device__ __forceinline__ float iq4_value(int code) {
+    const uint32_t four = code < 4 ? IQ4_0 : code < 8 ? IQ4_4 : code < 12 ? IQ4_8 : IQ4_12;
+    return (float) (int) (four >> code % 4 * 8 & 0xFF) - 128.0f;
 }
 
-// What a type's decoder keeps in registers for all blocks. `zero` is one that the compiler knows neither as such nor as
-// the same for all threads: constants would be put into registers anew for every use.
-template <ggml_type TYPE> struct Table {
-    __device__ explicit Table(uint32_t) {}
-};
-
-template <> struct Table<GGML_TYPE_IQ4_XS> {
-    uint32_t first, third, third_more, places; // values of codes 0..3 and 8..11, also + 1; 0, 1, 2, 3
-
-    __device__ explicit Table(uint32_t zero)
-        : first(0xBFAD9881 ^ zero), third(0x26190D01 ^ zero), third_more(0x271A0E02 ^ zero), places(0x32103210 ^ zero) {
+// By all threads of the block; a barrier must follow.
+__device__ __forceinline__ void fill_table(char * table) {
+    for (int i = threadIdx.x; i < TABLE_BYTES / 4; i += blockDim.x) {
+        const int byte = i / 32;
+        ((half2 *) table)[i] = __floats2half2_rn(iq4_value(byte % 16), iq4_value(byte / 16));
     }
+}
 
-    // The values of four codes, below 8: all are negative
-    __device__ uint32_t negative(uint32_t codes) const { return permute(first, 0xF6EADDCF, codes); }
+// The bytes value + 128 of four codes
+__device__ __forceinline__ uint32_t iq4_bytes(uint32_t codes, uint32_t pick) {
+    const uint32_t low = __byte_perm(IQ4_0, IQ4_4, codes);
+    const uint32_t high = __byte_perm(IQ4_8, IQ4_12, codes);
+    return __byte_perm(low, high, pick);
+}
 
-    // The values of four codes, less 8: all are positive
-    __device__ uint32_t positive(uint32_t codes) const { return permute(third, 0x71594535, codes); }
-
-    __device__ uint32_t positive_more(uint32_t codes) const { return permute(third_more, 0x725A4636, codes); }
-};
-
-template <> struct Row<GGML_TYPE_IQ4_XS> {
-    typedef int Scale;
-    const char * shared;
+template <bool TABLE> struct Row<GGML_TYPE_IQ4_XS, TABLE> {
+    const char * shared; // a table begins there, if there is one
     int at;
-    const Table<GGML_TYPE_IQ4_XS> & table;
-    uint32_t scales[2]; // of even and of odd steps, signed
+    uint32_t scales; // + 32, of the four sub-blocks that this thread meets
 
-    __device__ Row(const char * memory, int block, const Table<GGML_TYPE_IQ4_XS> & of)
-        : shared(memory), at(block), table(of) {
+    __device__ void open(const char * memory, int block) {
+        shared = memory, at = block;
+        const int q = threadIdx.x % 4;
         const uint2 head = two_words(memory, block);
-        const uint32_t wide = __byte_perm(head.x, 0, 0x4342), high = (wide | wide << 4) & 0x0F0F0F0F; // 2 bits a step
-        scales[0] = less_32((head.y & 0x0F0F0F0F) | (high << 4 & 0x30303030));
-        scales[1] = less_32((head.y >> 4 & 0x0F0F0F0F) | (high << 2 & 0x30303030));
+        const uint32_t low = head.y >> q / 2 * 4 & 0x0F0F0F0F;
+        const uint32_t high = head.x >> 16 >> q / 2 * 2, apart = (high | high << 8) & 0x00330033;
+        scales = low | (apart << 4 & 0x00300030) | (apart << 8 & 0x30003000);
     }
 
     __device__ float unit() const { return half_at(shared, at); }
 
-    __device__ int scale(int step, int) const { return signed_byte(scales[step % 2], step / 2); }
-
-    __device__ uint32_t codes(int step) const { return word_at(shared, at + 8 + 16 * step + threadIdx.x % 4 * 4); }
-
-    __device__ void steps(int t, uint32_t (&words)[1][2][2]) const {
+    __device__ void two_steps(int t, int part, uint32_t (&pairs)[2][2]) const {
+        const uint2 bytes = two_words(shared, at + 8 + threadIdx.x % 4 * 8 + 32 * t);
+        const half2 scale = __hsub2(magic_of_byte(scales, t), both(1024.0f + 32.0f));
+        const uint32_t four = part == 0 ? bytes.x : bytes.y; // bytes
+        if (TABLE && (part == 0 || t % 2 == 0)) {
+            const uint32_t entries[4] = {four << 7, four >> 1, four >> 9, four >> 17};
+            const uint32_t of_thread = threadIdx.x % 32 * 4;
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const uint32_t eight = codes(2 * t + i), low = eight & 0x77777777;
-            const uint32_t pick = (eight >> 1 & 0x44444444) | table.places; // j, + 4 if code j is 8 or more
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                const uint32_t four = low >> 16 * j;
-                words[0][i][j] = permute(table.negative(four), table.positive(four), pick >> 16 * j);
+            for (int i = 0; i < 4; i++) {
+                const half2 values = *(const half2 *) (shared + ((entries[i] & 0x7F80) | of_thread));
+                pairs[i / 2][i % 2] = as_bits(__hmul2(values, scale));
             }
-        }
-    }
-
-    // The same as two summands, for products that cost less than to choose: one is the value or -1 if that is positive,
-    // the other one is 0 or the value + 1.
-    __device__ void steps(int t, uint32_t (&words)[2][2][2]) const {
+        } else {
+            const half2 bias = __hmul2(scale, both(-(1024.0f + 128.0f)));
+            const uint32_t codes = four & 0x77777777, pick = 0x32103210 | (four & 0x88888888) >> 1;
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const uint32_t eight = codes(2 * t + i), turned = eight ^ 0x88888888;
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                words[0][i][j] = table.negative(eight >> 16 * j);
-                words[1][i][j] = table.positive_more(turned >> 16 * j);
+            for (int i = 0; i < 2; i++) {
+                const uint32_t values = iq4_bytes(codes >> 16 * i, pick >> 16 * i);
+                pairs[i][0] = as_bits(__hfma2(magic_of_bytes(values, 0), scale, bias));
+                pairs[i][1] = as_bits(__hfma2(magic_of_bytes(values, 2), scale, bias));
             }
         }
     }
@@ -142,103 +133,119 @@ template <> struct Row<GGML_TYPE_IQ4_XS> {
 
 // Header of Q4_K and Q5_K: two f16, and 8 scales and 8 minima of 6 bits.
 struct KHeader {
-    typedef int Scale;
     const char * shared;
     int at;
-    uint32_t scales[2]; // of steps 0..3 and 4..7
-    uint32_t minima;    // of steps 2q and 2q + 1, as f16
+    uint32_t minima; // this thread's two
 
-    __device__ KHeader(const char * memory, int block) : shared(memory), at(block) {
+    __device__ void open_header(const char * memory, int block) {
         const int q = threadIdx.x % 4;
-        const uint2 a = two_words(memory, block), b = two_words(memory, block + 8);
-        scales[0] = a.y & 0x3F3F3F3F;
-        scales[1] = (b.y & 0x0F0F0F0F) | (a.y >> 2 & 0x30303030);
-        const uint32_t four = q < 2 ? b.x & 0x3F3F3F3F : (b.y >> 4 & 0x0F0F0F0F) | (b.x >> 2 & 0x30303030);
-        const uint32_t bits = __byte_perm(four >> q % 2 * 16, 0x64646464, 0x4140); // f16 of 1024 + byte
-        minima = as_bits(__hsub2(as_half2(bits), __float2half2_rn(1024.0f)));
+        shared = memory, at = block;
+        const uint2 b = two_words(memory, block + 8);
+        const uint32_t low = b.x & 0x3F3F3F3F, high = (b.y >> 4 & 0x0F0F0F0F) | (b.x >> 2 & 0x30303030);
+        const half2 pair = magic_of_bytes(q < 2 ? low : high, q % 2 * 2);
+        minima = as_bits(__hsub2(pair, both(1024.0f)));
     }
 
     __device__ float unit() const { return half_at(shared, at); }
 
     __device__ float min_unit() const { return half_at(shared, at + 2); }
 
-    __device__ int scale(int step, int) const {
-        return (int) ((step < 4 ? scales[0] : scales[1]) >> step % 4 * 8 & 0xFF);
+    __device__ half2 scale(int sub_block) const {
+        const uint2 a = two_words(shared, at), b = two_words(shared, at + 8);
+        const uint32_t first = a.y & 0x3F3F3F3F, last = (b.y & 0x0F0F0F0F) | (a.y >> 2 & 0x30303030);
+        return __hsub2(magic_of_byte(sub_block < 4 ? first : last, sub_block % 4), both(1024.0f));
     }
 };
 
-template <> struct Row<GGML_TYPE_Q4_K> : KHeader {
-    __device__ Row(const char * memory, int block, const Table<GGML_TYPE_Q4_K> &) : KHeader(memory, block) {}
+// The steps of four bytes, each of which is a low and a high nibble; bits[k] is what is above nibble k's, in place.
+__device__ __forceinline__ void nibbles(uint32_t codes, const uint32_t (&bits)[2], const half2 (&scale)[2],
+                                        uint32_t (&low)[2], uint32_t (&high)[2]) {
+    const half2 low_bias = __hmul2(scale[0], both(-1024.0f)), high_bias = __hmul2(scale[1], both(-64.0f));
+    const half2 high_scale = __hmul2(scale[1], both(1.0f / 16.0f));
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const uint32_t a = (codes >> 8 * r & 0x000F000F) | (bits[0] >> 8 * r & 0x00100010) | MAGIC;
+        const uint32_t b = (codes >> 8 * r & 0x00F000F0) | (bits[1] >> 8 * r & 0x00010001) << 8 | MAGIC;
+        low[r] = as_bits(__hfma2(as_half2(a), scale[0], low_bias));
+        high[r] = as_bits(__hfma2(as_half2(b), high_scale, high_bias));
+    }
+}
 
-    __device__ void steps(int t, uint32_t (&words)[1][2][2]) const {
-        const uint2 bytes = two_words(shared, at + 16 + 32 * t + threadIdx.x % 4 * 8);
-        words[0][0][0] = bytes.x & 0x0F0F0F0F, words[0][0][1] = bytes.y & 0x0F0F0F0F;
-        words[0][1][0] = bytes.x >> 4 & 0x0F0F0F0F, words[0][1][1] = bytes.y >> 4 & 0x0F0F0F0F;
+template <bool TABLE> struct Row<GGML_TYPE_Q4_K, TABLE> : KHeader {
+    __device__ void open(const char * memory, int block) { open_header(memory, block); }
+
+    __device__ void two_steps(int t, int part, uint32_t (&pairs)[2][2]) const {
+        const uint2 bytes = two_words(shared, at + 16 + threadIdx.x % 4 * 8 + 32 * t);
+        const half2 scales_of[2] = {scale(2 * t), scale(2 * t + 1)};
+        const uint32_t none[2] = {0, 0};
+        nibbles(part == 0 ? bytes.x : bytes.y, none, scales_of, pairs[0], pairs[1]);
     }
 };
 
-template <> struct Row<GGML_TYPE_Q5_K> : KHeader {
-    uint2 bits; // bit i of a byte is step i's
+template <bool TABLE> struct Row<GGML_TYPE_Q5_K, TABLE> : KHeader {
+    __device__ void open(const char * memory, int block) { open_header(memory, block); }
 
-    __device__ Row(const char * memory, int block, const Table<GGML_TYPE_Q5_K> &) : KHeader(memory, block) {
-        bits = two_words(memory, block + 16 + threadIdx.x % 4 * 8);
-    }
-
-    static __device__ uint32_t merge(uint32_t low, uint32_t high) { return (low & 0x0F0F0F0F) | (high & 0x10101010); }
-
-    __device__ void steps(int t, uint32_t (&words)[1][2][2]) const {
-        const uint2 bytes = two_words(shared, at + 48 + 32 * t + threadIdx.x % 4 * 8);
-        const uint32_t of_x = bits.x >> 2 * t, of_y = bits.y >> 2 * t;
-        words[0][0][0] = merge(bytes.x, of_x << 4), words[0][0][1] = merge(bytes.y, of_y << 4);
-        words[0][1][0] = merge(bytes.x >> 4, of_x << 3), words[0][1][1] = merge(bytes.y >> 4, of_y << 3);
+    __device__ void two_steps(int t, int part, uint32_t (&pairs)[2][2]) const {
+        const uint2 bytes = two_words(shared, at + 48 + threadIdx.x % 4 * 8 + 32 * t);
+        const half2 scales_of[2] = {scale(2 * t), scale(2 * t + 1)};
+        const uint2 bits = two_words(shared, at + 16 + threadIdx.x % 4 * 8); // bit j of a byte is sub-block j's
+        const uint32_t of_word = (part == 0 ? bits.x : bits.y) >> 2 * t, above[2] = {of_word << 4, of_word >> 1};
+        nibbles(part == 0 ? bytes.x : bytes.y, above, scales_of, pairs[0], pairs[1]);
     }
 };
 
-template <> struct Row<GGML_TYPE_Q6_K> {
-    typedef int Scale;
+template <bool TABLE> struct Row<GGML_TYPE_Q6_K, TABLE> {
     const char * shared;
     int at;
-    Words words_of;
 
-    __device__ Row(const char * memory, int block, const Table<GGML_TYPE_Q6_K> &)
-        : shared(memory), at(block), words_of(memory, block) {}
+    Words words;
+
+    __device__ void open(const char * memory, int block) {
+        shared = memory, at = block;
+        words.open(memory, block);
+    }
 
     __device__ float unit() const { return half_at(shared, at + 208); }
 
-    __device__ int scale(int step, int i) const {
-        return *(const int8_t *) (shared + at + 192 + step / 4 * 8 + (step % 2 * 2 + i) * 2 + step / 2 % 2);
-    }
-
-    __device__ void steps(int t, uint32_t (&words)[1][2][2]) const {
+    __device__ void two_steps(int t, int part, uint32_t (&pairs)[2][2]) const {
         const int first = t % 2 * 16 + threadIdx.x % 4 * 4; // of 32 bytes
-        const uint32_t bits = words_of.at(128 + t / 2 * 32 + first);
+        const uint32_t bits = words.at(128 + t / 2 * 32 + first);
+        const uint32_t scales = words.at(192 + t / 2 * 8 + part * 4) ^ 0x80808080; // + 128
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const uint32_t nibbles = words_of.at(t / 2 * 64 + i * 32 + first);
-            words[0][0][i] = less_32((nibbles & 0x0F0F0F0F) | (bits << (2 - i) * 2 & 0x30303030));
-            words[0][1][i] = less_32((nibbles >> 4 & 0x0F0F0F0F) | (bits >> i * 2 & 0x30303030));
+        for (int i = 0; i < 2; i++) { // half a sub-block of 32 each; low nibbles, then high ones
+            const half2 scale = __hsub2(magic_of_byte(scales, i * 2 + t % 2), both(1024.0f + 128.0f));
+            const uint32_t low = words.at(t / 2 * 64 + i * 32 + first) >> part * 4;
+            const uint32_t high = part == 0 ? bits << (2 - i) * 2 : bits >> i * 2;
+            const uint32_t codes = (low & 0x0F0F0F0F) | (high & 0x30303030); // + 32
+            const half2 bias = both(1024.0f + 32.0f);
+            pairs[i][0] = as_bits(__hmul2(__hsub2(magic_of_bytes(codes, 0), bias), scale));
+            pairs[i][1] = as_bits(__hmul2(__hsub2(magic_of_bytes(codes, 2), bias), scale));
         }
     }
 };
 
-template <> struct Row<GGML_TYPE_Q8_0> {
-    typedef float Scale;
+template <bool TABLE> struct Row<GGML_TYPE_Q8_0, TABLE> {
     const char * shared;
     int at;
-    Words even, odd; // the bytes of steps 0 and 1; those of two steps further on are 68 bytes behind
 
-    __device__ Row(const char * memory, int block, const Table<GGML_TYPE_Q8_0> &)
-        : shared(memory), at(block), even(memory, block + 2), odd(memory, block + 34 + 2) {}
+    Words words[2]; // of the first two blocks, and of those two further on
 
-    __device__ float unit() const { return 1.0f; }
+    __device__ void open(const char * memory, int block) {
+        shared = memory, at = block;
+        words[0].open(memory, block + 2);
+        words[1].open(memory, block + 34 + 2);
+    }
 
-    __device__ float scale(int step, int) const { return half_at(shared, at + 34 * step); }
+    __device__ float unit_of(int block) const { return half_at(shared, at + 34 * block); }
 
-    __device__ void steps(int t, uint32_t (&words)[1][2][2]) const {
+    __device__ void two_steps(int t, int part, uint32_t (&pairs)[2][2]) const {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const int offset = t * 68 + threadIdx.x % 4 * 8 + i * 4;
-            words[0][0][i] = even.at(offset), words[0][1][i] = odd.at(offset);
+            const int offset = t * 68 + i * 16 + threadIdx.x % 4 * 4;
+            const uint32_t four = (part == 0 ? words[0].at(offset) : words[1].at(offset)) ^ 0x80808080; // + 128
+            const half2 bias = both(1024.0f + 128.0f);
+            pairs[i][0] = as_bits(__hsub2(magic_of_bytes(four, 0), bias));
+            pairs[i][1] = as_bits(__hsub2(magic_of_bytes(four, 2), bias));
         }
     }
 };

@@ -14,14 +14,9 @@ namespace mm {
 
 __device__ __forceinline__ void copy_piece(char * to, const char * from, bool exists) {
 #if defined(DFLASH_MM_TENSOR)
-    asm volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p cp.async.cg.shared.global.L2::128B [%0], [%1], 16; }" ::"r"(
-                     attn::shared_address(to)),
-                 "l"(from), "r"((int) exists)
-                 : "memory");
+    attn::copy_async<16>(to, from, exists);
 #else
-    if (exists) {
-        *(uint4 *) to = *(const uint4 *) from;
-    }
+    *(uint4 *) to = exists ? *(const uint4 *) from : uint4{};
 #endif
 }
 
@@ -54,19 +49,17 @@ __device__ __forceinline__ void end_reading() {
 // Pieces FIRST .. FIRST + LANES - 1 of every row are copied by so many lanes each, 32 / LANES rows at a time.
 template <int FIRST, int LANES> struct Deal {
     static constexpr int ROWS = 32 / LANES;
-    static_assert(ROWS <= 4 || ROWS == mm::ROWS, "row_place(i + row) = row_place(i) + row_place(row)");
 
     static __device__ int piece(int lane) { return FIRST + lane % LANES; }
     static __device__ int row(int lane) { return lane / LANES; }
 };
 
-// A warp's rows of a batch, of which n_rows exist; `from` is the first one. Nothing is copied for others, and what they
-// hold is anything.
-template <ggml_type TYPE> struct Fetch {
+// ROWS rows of a batch, of which n_rows exist; `from` is the first one.
+template <ggml_type TYPE, int ROWS> struct Fetch {
     using F = Format<TYPE>;
     using Most = Deal<0, 16>;
-    using Rest = Deal<16, 2>;
-    static_assert(GRANULES<TYPE> <= 18, "two lanes a row copy the rest");
+    using Rest = Deal<16, (GRANULES<TYPE> > 18 ? 4 : 2)>;
+    static_assert(GRANULES<TYPE> <= 20, "four lanes a row copy the rest");
     const char * from;
     char * to;
     int64_t stride;
@@ -76,18 +69,20 @@ template <ggml_type TYPE> struct Fetch {
     // one there is the next.
     __device__ int rows_with(int piece) const {
         const uint32_t last = (uint32_t) (uintptr_t) from + (uint32_t) (n_rows - 1) * (uint32_t) stride; // low bits
-        const int begin = piece * 16, behind = (int) (last & 15);
-        return piece < GRANULES<TYPE> && begin < 16 - F::ALIGN + bytes ? n_rows - (begin >= behind + bytes) : 0;
+        const int behind = (int) (last & 15), begin = piece * 16;
+        return begin < bytes || begin < behind + bytes ? n_rows : begin < 16 - F::ALIGN + bytes ? n_rows - 1 : 0;
     }
 
     // offset: of this lane's first row and piece
     template <typename D> __device__ void pieces(int64_t offset) const {
         const int piece = D::piece(lane), left = rows_with(piece) - D::row(lane);
         const char * at = from + offset;
-        char * place = to + row_place<TYPE>(D::row(lane)) + piece * 16;
+        char * place = to + D::row(lane) * F::PITCH + piece * 16;
 #pragma unroll
         for (int i = 0; i < ROWS; i += D::ROWS) {
-            copy_piece(place + row_place<TYPE>(i), (const char *) ((uintptr_t) at & ~(uintptr_t) 15), i < left);
+            if (piece < GRANULES<TYPE>) {
+                copy_piece(place + i * F::PITCH, (const char *) ((uintptr_t) at & ~(uintptr_t) 15), i < left);
+            }
             at += stride * D::ROWS;
         }
     }
@@ -97,9 +92,8 @@ template <ggml_type TYPE> struct Fetch {
 #pragma unroll 1
         for (int i = lane; i < ROWS * (bytes / 2); i += 32) {
             const int row = i / (bytes / 2), at = i % (bytes / 2) * 2;
-            if (row < n_rows) {
-                *(uint16_t *) (to + row_place<TYPE>(row) + at) = *(const uint16_t *) (from + row * stride + at);
-            }
+            *(uint16_t *) (to + row * F::PITCH + at) =
+                row < n_rows ? *(const uint16_t *) (from + row * stride + at) : (uint16_t) 0;
         }
     }
 
@@ -116,9 +110,10 @@ template <ggml_type TYPE> struct Fetch {
 };
 
 // A warp's stages, its place in the share, and the next batch to fetch.
-template <ggml_type TYPE> struct Stream {
+template <ggml_type TYPE, int TILES> struct Stream {
     using F = Format<TYPE>;
-    using Rows = Fetch<TYPE>;
+    static constexpr int ROWS = TILES * TILE, STAGE_BYTES = ROWS * F::PITCH;
+    using Rows = Fetch<TYPE, ROWS>;
 
     const Node & node;
     const Cut & cut;
@@ -126,28 +121,29 @@ template <ggml_type TYPE> struct Stream {
     int warp, lane;
     int ring; // offset of the warp's stages in shared memory
     Batch<F::BATCH> next;
-    const char * from;  // the warp's first row of it
     int64_t offsets[2]; // of this lane's first pieces
 
-    __device__ Stream(const Node & of, const Cut & cut_of, char * memory, int share)
+    __device__ Stream(const Node & of, const Cut & cut_of, char * memory, int first_stage, int share)
         : node(of), cut(cut_of), shared(memory), warp((int) threadIdx.x / 32), lane((int) threadIdx.x % 32),
-          ring(warp * F::STAGES * STAGE_BYTES<TYPE>), next(cut_of, share) {
+          ring(first_stage + warp * F::STAGES * STAGE_BYTES), next(cut_of, share) {
         offsets[0] = Rows::Most::row(lane) * node.w_row + Rows::Most::piece(lane) * 16;
         offsets[1] = Rows::Rest::row(lane) * node.w_row + Rows::Rest::piece(lane) * 16;
-        from = node.w + first_row(next.tile) * node.w_row + (int64_t) next.block * F::BYTES;
     }
 
     __device__ int first_row(int tile) const { return tile * cut.height + warp * ROWS; }
 
     // Fetches the next batch, if there is one, into a stage.
     __device__ void fetch(int stage) {
-        const int n = next.count();
+        const int n = next.count(), row = first_row(next.tile);
         if (n > 0) {
-            const int left = min(node.n_rows - first_row(next.tile), ROWS);
-            const Rows rows = {from, shared + ring + stage * STAGE_BYTES<TYPE>, node.w_row, left, n * F::BYTES, lane};
+            const Rows rows = {node.w + row * node.w_row + (int64_t) next.block * F::BYTES,
+                               shared + ring + stage * STAGE_BYTES,
+                               node.w_row,
+                               min(node.n_rows - row, ROWS),
+                               n * F::BYTES,
+                               lane};
             rows.run(node.is_aligned, offsets);
             next.advance();
-            from = next.block > 0 ? from + n * F::BYTES : node.w + first_row(next.tile) * node.w_row;
         }
         close_stage();
     }
@@ -156,7 +152,7 @@ template <ggml_type TYPE> struct Stream {
     __device__ int place(const Batch<F::BATCH> & batch, int stage, int row) const {
         const uint32_t low = (uint32_t) (uintptr_t) node.w + (uint32_t) node.w_row * (first_row(batch.tile) + row) +
                              (uint32_t) batch.block * F::BYTES; // of the address
-        return ring + stage * STAGE_BYTES<TYPE> + row_place<TYPE>(row) + (node.is_aligned ? (int) (low & 15) : 0);
+        return ring + stage * STAGE_BYTES + row * F::PITCH + (node.is_aligned ? (int) (low & 15) : 0);
     }
 };
 
