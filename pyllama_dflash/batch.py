@@ -84,6 +84,7 @@ class Batch:
             self.live.set(np.array([rows for _, rows in lanes], np.int32))
             self._sent = lanes
         if self.places is not None:
+            self.places.cache.kv.send()
             self.places.fill_in(work)
         self.asked.fill(work)
 

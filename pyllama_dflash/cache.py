@@ -44,13 +44,21 @@ class PagedKV:
         self.v = {i: tensors.new(f"{name}.v.{i}", kind, *shape) for i in layers}
         self.table = tensors.new(f"{name}.table", Type.I32, max_pages, slots)
         self.pages = np.zeros((slots, max_pages), np.int32)
+        self._unsent = self.pages.size, 0
 
     def assign(self, slot: int, first: int, pages: Sequence[int]) -> None:
-        """Logical pages first.. of `slot` lie in physical `pages`; uploads only these table entries."""
+        """Logical pages first.. of `slot` lie in physical `pages`; :meth:`send` tells the device."""
         self.pages[slot, first : first + len(pages)] = pages
+        entry = slot * self.pages.shape[1] + first
         if pages:
-            entry = slot * self.pages.shape[1] + first
-            self.table.set(np.asarray(pages, np.int32), 4 * entry)
+            self._unsent = min(self._unsent[0], entry), max(self._unsent[1], entry + len(pages))
+
+    def send(self) -> None:
+        """Upload the table from the first entry that is new to the last, at once."""
+        start, end = self._unsent
+        if start < end:
+            self.table.set(self.pages.reshape(-1)[start:end], 4 * start)
+            self._unsent = self.pages.size, 0
 
     def write(self, g: Graph, layer: int, k: Tensor, v: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Put F32 keys and values of n positions at physical `rows` I32 [n]. The layer's pages behind the write."""
@@ -158,6 +166,7 @@ class LaneCache:
         if self.ring is not None:
             for slot in range(slots):
                 self.ring.assign(slot, 0, [slot * ring + page % ring for page in range(per_slot)])
+            self.ring.send()
         self._held: dict[int, list[int]] = {}
 
     def open(self, slot: int, tokens: Sequence[int], params: SamplingParams) -> None:
@@ -169,7 +178,10 @@ class LaneCache:
         self._held[slot] = []
 
     def grow(self, slot: int, positions: int) -> None:
-        """See to it that `slot` has pages for `positions` positions; RequestError when they do not exist."""
+        """See to it that `slot` has pages for `positions` positions; RequestError when they do not exist.
+
+        The device knows of them behind :meth:`PagedKV.send` of `kv`, so that a round's pages go there together.
+        """
         if positions > self.n_ctx:
             raise RequestError("positions", positions, f"at most n_ctx = {self.n_ctx}")
         held = self._held[slot]

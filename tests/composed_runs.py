@@ -81,6 +81,7 @@ class OpRun:
         self.memory.allocate()
         for slot, row in enumerate(table):
             kv.assign(slot, 0, row.tolist())
+        kv.send()
         return kv
 
     def result(self, node: Tensor, work: Sequence[LaneRows] | None = None, tokens: Array | None = None) -> Array:
