@@ -10,7 +10,7 @@ if [[ -z "${VIRTUAL_ENV:-}" ]]; then
 fi
 
 python -m pip install --quiet --disable-pip-version-check \
-  --config-settings=cmake.define.PYLLAMA_DFLASH_TESTS=ON ".[test]"
+  --config-settings=cmake.define.PYLLAMA_DFLASH_TESTS=ON ".[test,bench]"
 build=$(echo build/cp310-abi3-*)
 
 echo "== native tests"
