@@ -15,7 +15,7 @@ from .errors import RequestError
 from .ggml import Backend, Graph, Tensor, TensorSet, Type
 from .ggml.dflash_ops import PAGE
 from .history import History
-from .pages import PagePool, pages_for
+from .pages import PagePool, pages_for, ring_pages
 from .sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -156,8 +156,7 @@ class LaneCache:
         self.history = History(self.tensors, n_ctx, slots)
         self.ring: PagedKV | None = None
         if draft is not None:
-            kept = min(draft.window, n_ctx) if draft.window else n_ctx
-            ring = min(pages_for(kept + max(piece, block)) + 1, per_slot)
+            ring = ring_pages(draft.window, n_ctx, max(piece, block))
             self.ring = PagedKV(
                 self.tensors, "ring", range(draft.n_layer), draft.head_dim, draft.n_head_kv, ring * slots, per_slot,
                 slots, kv_type,

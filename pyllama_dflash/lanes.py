@@ -55,8 +55,12 @@ class Lane:
     @property
     def room(self) -> int:
         """Rows of the next round that can be of use: positions left in the context, and tokens left to emit."""
-        left = self.params.max_tokens - (len(self.tokens) - self.prompt_tokens)
-        return min(self.n_ctx - self.base, 2 * left - 1)
+        return min(self.n_ctx - self.base, 2 * self._left - 1)
+
+    @property
+    def _left(self) -> int:
+        """Tokens that max_tokens leaves to emit."""
+        return self.params.max_tokens - (len(self.tokens) - self.prompt_tokens)
 
     def take(self, final: Sequence[int], rows: int) -> Chunk:
         """Emit the final tokens of a round of `rows` rows up to the request's end. DeviceError if there is none.
@@ -115,8 +119,7 @@ class Lane:
             end = next((t for t, token in enumerate(final) if self.tokenizer.is_eog(token)), None)
             if end is not None:
                 kept, self.finish = final[:end], "eos"
-        left = self.params.max_tokens - (len(self.tokens) - self.prompt_tokens)
-        room = self.n_ctx - len(self.tokens)
+        left, room = self._left, self.n_ctx - len(self.tokens)
         if len(kept) >= min(left, room):
             kept, self.finish = kept[: min(left, room)], "length" if left <= room else "context"
         return kept

@@ -14,6 +14,12 @@ def pages_for(positions: int) -> int:
     return -(-positions // PAGE)
 
 
+def ring_pages(window: int, n_ctx: int, longest: int) -> int:
+    """Pages of a slot's ring: what a draft's window (0: none) sees of `n_ctx` positions, and a run of `longest`."""
+    kept = min(window, n_ctx) if window else n_ctx
+    return min(pages_for(kept + longest) + 1, pages_for(n_ctx))
+
+
 class PagePool:
     """Free pages of a paged cache, lowest first."""
 

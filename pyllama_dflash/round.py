@@ -128,7 +128,8 @@ class Round:
         """As :meth:`run`, with the proposals that the histories hold behind the anchors."""
         draft = self.models.draft
         feeds = draft is not None and any(item.params.width != 1 for item in work)
-        return self._finish(self.shapes.get(self._verify_key(work, feeds)), work)
+        key = ShapeKey("verify", len(work), max(item.rows for item in work), feeds)
+        return self._finish(self.shapes.get(key), work)
 
     def close(self) -> None:
         """Release all graphs. Idempotent."""
@@ -144,10 +145,6 @@ class Round:
 
     def _drafted(self, lanes: int, rows: int) -> Shape:
         return self.shapes.get(ShapeKey("round", lanes, rows, True))
-
-    @staticmethod
-    def _verify_key(work: Sequence[LaneRows], feeds: bool) -> ShapeKey:
-        return ShapeKey("verify", len(work), max(item.rows for item in work), feeds)
 
     def _finish(self, shape: Shape, work: Sequence[LaneRows]) -> list[list[int]]:
         """Run a graph that ends in an answer, and take note of what became final."""

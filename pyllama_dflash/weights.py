@@ -54,10 +54,10 @@ class WeightStore:
         if spec.kind == "vector" and kind != Type.F32:
             tensor = self._converted.new(info.name, Type.F32, *info.shape)
             self._vectors.append((tensor, info))
+            self._by_name[info.name] = tensor
         else:
             tensor = self._stored.new(info.name, kind, *info.shape)
             self._place(tensor, info)
-        self._by_name[info.name] = tensor
         return tensor
 
     def _place(self, tensor: Tensor, info: TensorInfo) -> None:

@@ -58,6 +58,19 @@ def submit(driver: Driver, lengths: Sequence[int], **fields: Any) -> None:
 # -- coming and going ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("width", [1, 8])
+def test_as_many_lanes_as_there_can_be(files, width):
+    """A prompt of one token needs no prefill, so lanes come to decode together as fast as they are submitted."""
+    prompts = [[3 + 4 * i] for i in range(engine.MAX_LANES + 8)]
+    params = FREE.replaced(max_tokens=10)
+    with Engine.load(files[0], device="cpu", n_ctx=32, threads=1) as alone:
+        expected = [alone.generate(prompt, params).tokens for prompt in prompts]
+    with Engine.load(*files, lanes=engine.MAX_LANES, device="cpu", n_ctx=32, threads=1) as many:
+        found = many.generate(prompts, params, width=width)
+        assert [result.tokens for result in found] == expected
+        assert max(key.lanes for key in many._round.shapes.keys) > 8
+
+
 def test_requests_are_let_in_in_order_as_slots_come_free(make):
     driver = make(2, 300)
     submit(driver, [4, 5, 6, 7, 8], width=1)

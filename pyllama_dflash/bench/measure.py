@@ -16,9 +16,10 @@ from ..engine import Engine
 from ..ggml import Backend, choose_device
 from ..gguf_file import GGUFFile
 from ..models.dflash import DFlashParams
+from ..sampling import MAX_WIDTH
 from ..tokenizer import Tokenizer
 from . import copying, figures, ours, prompts, stock, stock_process, traffic
-from .plan import MAX_WIDTH, Plan, Width
+from .plan import Plan, Width
 from .waves import Side, digest_of_all
 
 PAUSE_S = 0.1  # between two waves, so that threads of the last one have stopped waiting actively

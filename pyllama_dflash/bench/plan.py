@@ -9,9 +9,9 @@ from typing import Literal
 
 from ..engine import MAX_LANES
 from ..errors import FileError, RequestError
+from ..sampling import MAX_WIDTH
 
 MAX_WAVES, MAX_TOKENS, MAX_PROMPT = 1000, 1 << 16, 1 << 18
-MAX_WIDTH = 16
 
 Width = int | Literal["adaptive"]
 

@@ -11,6 +11,7 @@ from .._native import ffi, lib
 from ..cache import LaneCache, PagedKV
 from ..engine import Engine
 from ..ggml import Graph, Tensor
+from ..ggml.dflash_ops import PAGE
 from ..ggml.graph import _NO_COMPUTE, op_name
 from ..shapes import ShapeKey
 
@@ -104,7 +105,7 @@ def _memory(
         "kv": _row_bytes(cache.kv) * (position + rows),
     }
     if drafts and cache.ring is not None:
-        ring = (cache.ring.n_pages - 1) * 16 // slots
+        ring = (cache.ring.n_pages - 1) * PAGE // slots
         sizes["ring"] = _row_bytes(cache.ring) * min(ring, position + rows)
     return {name: round(lanes * size) for name, size in sizes.items()}
 

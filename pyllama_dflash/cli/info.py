@@ -15,6 +15,7 @@ from ..models import dflash
 from ..models.dflash import DFlashParams
 from ..models.pair import pair_report
 from ..models.qwen35 import Qwen35Params
+from ..pages import pages_for, ring_pages
 from ..sampling import MAX_BIASES
 from ..scheduler import PIECE
 
@@ -96,7 +97,7 @@ def _draft_lines(p: DFlashParams) -> Iterator[str]:
 def cache_bytes(target: Qwen35Params, draft: DFlashParams | None, n_ctx: int) -> dict[str, int]:
     """Bytes the engine's caches take for one lane, by what they hold (cache.py; alignment aside)."""
     block = draft.block_size if draft else 1
-    per_slot = -(-n_ctx // PAGE)
+    per_slot = pages_for(n_ctx)
     s, gdn = target.state_size, sum(target.recurrent)
 
     def pages(layers: int, width: int, n: int) -> int:
@@ -110,8 +111,7 @@ def cache_bytes(target: Qwen35Params, draft: DFlashParams | None, n_ctx: int) ->
         "tokens, biases": 4 * (n_ctx + 1 + 2 + 2 * MAX_BIASES),
     }
     if draft:
-        kept = min(draft.window, n_ctx) if draft.window else n_ctx
-        ring = min(-(-(kept + max(PIECE, block)) // PAGE) + 1, per_slot)
+        ring = ring_pages(draft.window, n_ctx, max(PIECE, block))
         sizes["draft's ring"] = pages(draft.n_layer, draft.head_dim * draft.n_head_kv, ring)
     return sizes
 
