@@ -126,9 +126,9 @@ def _gated_delta_net(
     """
     s, hk, hv, c, t, lanes = p.state_size, p.n_k_heads, p.n_v_heads, p.conv_channels, batch.rows, batch.lanes
     numbers = products(g, w.alpha_beta, h, mixing.linear)
+    qkv, z = products(g, w.qkv_z, h, mixing.linear).parts
     decay = g.reshape(g.mul(g.softplus(g.add(numbers.parts[0], w.dt_bias)), w.a), hv, t, lanes)
     beta = _by_lane(g, each(g, g.sigmoid, numbers)[1], batch)
-    qkv, z = products(g, w.qkv_z, h, mixing.linear).parts
     u = mixing.conv(g, i, _by_lane(g, qkv, batch), w.conv)
     rows = (4 * c, 4 * c * t)
     qk = g.rms_norm(g.view(u, (s, 2 * hk, t, lanes), (4 * s, *rows)), p.rms_eps / s, unit)

@@ -6,6 +6,7 @@
 #include "dflash-attention-cases.h"
 #include "dflash-conv-cases.h"
 #include "dflash-dynamic-conv-cases.h"
+#include "dflash-fused-cases.h"
 #include "dflash-gdn-cases.h"
 #include "dflash-mul-mat-cases.h"
 #include "dflash-order-cases.h"
@@ -50,6 +51,7 @@ const Group GROUPS[] = {
      nullptr},
     {"attention", attention_cases, {GGML_DFLASH_OP_ATTENTION}, nullptr},
     {"mul_mat", mul_mat_cases, {GGML_DFLASH_OP_MUL_MAT}, nullptr},
+    {"fused", fused_cases, {GGML_DFLASH_OP_MUL_MAT}, nullptr}, // needs the ops that it joins
     {"dynamic_conv", dynamic_conv_cases, {GGML_DFLASH_OP_DYNAMIC_CONV}, nullptr},
     {"select", select_cases, {GGML_DFLASH_OP_SELECT}, nullptr},
     {"sample", sample_cases, {GGML_DFLASH_OP_SAMPLE}, nullptr},

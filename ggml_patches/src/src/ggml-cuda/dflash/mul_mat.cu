@@ -2,10 +2,18 @@
 // mul_mat_*.cuh.
 
 #include "mul_mat_launch.cuh"
+#if defined(DFLASH_SM90A)
+#include "sm90a/mul_mat.cuh"
+#endif
 
 namespace dflash {
 
 void mul_mat(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
+#if defined(DFLASH_SM90A)
+    if (ggml_cuda_info().devices[ctx.device].cc == GGML_CUDA_CC_HOPPER && wgmma::Product::takes(dst)) {
+        return wgmma::mul_mat(ctx, dst);
+    }
+#endif
     const ggml_tensor *w = dst->src[0], *x = dst->src[1];
     mm::Node node = {};
     node.w = (const char *) w->data, node.w_row = (int64_t) w->nb[1];

@@ -14,30 +14,34 @@ namespace mm {
 
 struct Cut {
     int height, n_blocks, n_shares;
-    int64_t n_units; // super-blocks of tiles
+    int share, n_longer; // super-blocks of tiles in a share; the first n_longer shares have one more
+
+    __host__ __device__ int n_units() const { return n_shares * share + n_longer; }
 
     // unit where a share begins
-    __host__ __device__ int64_t first(int64_t share) const { return n_units * share / n_shares; }
+    __device__ int first(int of) const { return of * share + min(of, n_longer); }
 
-    __host__ __device__ int share_of(int64_t unit) const { return (int) (((unit + 1) * n_shares - 1) / n_units); }
+    __device__ int share_of(int unit) const {
+        const int in_longer = n_longer * (share + 1);
+        return unit < in_longer ? unit / (share + 1) : n_longer + (unit - in_longer) / share;
+    }
 
     // Where a share's part of a tile is put. A share has at most two that are not whole tiles: its first and its last.
-    __host__ __device__ int64_t slot(int share, int tile) const {
-        return 2 * (int64_t) share + (tile != first(share) / n_blocks);
-    }
+    __device__ int64_t slot(int of, int tile) const { return 2 * (int64_t) of + (tile != first(of) / n_blocks); }
 };
 
-// The equal shares that take the shortest time: a unit costs its rows, and as much as 32 of them for its columns.
-inline Cut make_cut(const Node & node, int max_height, int max_shares) {
+// The equal shares that take the shortest time, of heights that are multiples of `step`: a unit costs its rows, and as
+// much as unit_cost of them for what is the same for all.
+inline Cut make_cut(const Node & node, int max_height, int step, int unit_cost, int max_shares) {
     Cut best = {};
     int64_t best_cost = INT64_MAX;
-    for (int height = max_height; height >= HEIGHT_STEP; height -= HEIGHT_STEP) {
-        const int64_t n_units = (int64_t) ((node.n_rows + height - 1) / height) * node.n_blocks;
-        const int n_shares = (int) (n_units < max_shares ? n_units : max_shares);
-        const int64_t cost = (n_units + n_shares - 1) / n_shares * (height + 32);
+    for (int height = max_height; height >= step; height -= step) {
+        const int n_units = (node.n_rows + height - 1) / height * node.n_blocks;
+        const int n_shares = n_units < max_shares ? n_units : max_shares;
+        const int64_t cost = (int64_t) ((n_units + n_shares - 1) / n_shares) * (height + unit_cost);
         if (cost < best_cost) {
             best_cost = cost;
-            best = {height, node.n_blocks, n_shares, n_units};
+            best = {height, node.n_blocks, n_shares, n_units / n_shares, n_units % n_shares};
         }
     }
     return best;
@@ -49,10 +53,10 @@ template <int SIZE> struct Batch {
     int tile, block, n_blocks;
 
     __device__ Batch(const Cut & cut, int share) : n_blocks(cut.n_blocks) {
-        const int64_t begin = cut.first(share);
-        left = (int) (cut.first(share + 1) - begin);
-        tile = (int) (begin / n_blocks);
-        block = (int) (begin % n_blocks);
+        const int begin = cut.first(share);
+        left = cut.first(share + 1) - begin;
+        tile = begin / n_blocks;
+        block = begin % n_blocks;
     }
 
     __device__ int count() const { return min(min(SIZE, n_blocks - block), left); }

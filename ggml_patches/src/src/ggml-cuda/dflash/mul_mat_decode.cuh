@@ -135,15 +135,17 @@ template <bool TABLE> struct Row<GGML_TYPE_IQ4_XS, TABLE> {
 struct KHeader {
     const char * shared;
     int at;
-    uint32_t minima; // this thread's two
+    uint32_t minima;    // this thread's two
+    uint32_t scales[2]; // of four sub-blocks each
 
     __device__ void open_header(const char * memory, int block) {
         const int q = threadIdx.x % 4;
         shared = memory, at = block;
-        const uint2 b = two_words(memory, block + 8);
+        const uint2 a = two_words(memory, block), b = two_words(memory, block + 8);
         const uint32_t low = b.x & 0x3F3F3F3F, high = (b.y >> 4 & 0x0F0F0F0F) | (b.x >> 2 & 0x30303030);
         const half2 pair = magic_of_bytes(q < 2 ? low : high, q % 2 * 2);
         minima = as_bits(__hsub2(pair, both(1024.0f)));
+        scales[0] = a.y & 0x3F3F3F3F, scales[1] = (b.y & 0x0F0F0F0F) | (a.y >> 2 & 0x30303030);
     }
 
     __device__ float unit() const { return half_at(shared, at); }
@@ -151,9 +153,7 @@ struct KHeader {
     __device__ float min_unit() const { return half_at(shared, at + 2); }
 
     __device__ half2 scale(int sub_block) const {
-        const uint2 a = two_words(shared, at), b = two_words(shared, at + 8);
-        const uint32_t first = a.y & 0x3F3F3F3F, last = (b.y & 0x0F0F0F0F) | (a.y >> 2 & 0x30303030);
-        return __hsub2(magic_of_byte(sub_block < 4 ? first : last, sub_block % 4), both(1024.0f));
+        return __hsub2(magic_of_byte(scales[sub_block / 4], sub_block % 4), both(1024.0f));
     }
 };
 

@@ -59,7 +59,7 @@ template <int TILES, int N8> struct Result {
 
     // Whole tiles are written. A part is stored; the last of a tile's parts to come adds them from the first one on.
     __device__ void take(Sums<TILES, N8> & sums, int tile, int share) const {
-        const int64_t begin = (int64_t) tile * cut.n_blocks;
+        const int begin = tile * cut.n_blocks;
         const int first = cut.share_of(begin), last = cut.share_of(begin + cut.n_blocks - 1);
         if (first == last) {
             write(sums, tile);

@@ -32,7 +32,7 @@ template <ggml_type TYPE> int max_height(size_t shared_limit, bool has_tensor_co
 
 template <ggml_type TYPE, int N8, int TILES>
 void launch(ggml_backend_cuda_context & ctx, const Node & node, const Cut & cut, size_t shared, size_t shared_limit) {
-    const int64_t n_tiles = cut.n_units / cut.n_blocks, blocks = node.n_blocks;
+    const int64_t n_tiles = cut.n_units() / cut.n_blocks, blocks = node.n_blocks;
     const int n_counters = (int) (n_tiles * (MAX_HEIGHT / HEIGHT_STEP * 2));
     ggml_cuda_pool_alloc<uint4> columns(ctx.pool(), blocks * (STEPS / 2 * N8 * 32));
     ggml_cuda_pool_alloc<uint4> sums(ctx.pool(), HAS_MINIMA<TYPE> ? blocks * (N8 * 32) : 1);
@@ -55,7 +55,7 @@ template <ggml_type TYPE> void run(ggml_backend_cuda_context & ctx, Node node, i
     const auto & device = ggml_cuda_info().devices[ggml_cuda_get_device()];
     const bool has_tensor_cores = ampere_mma_available(device.cc);
     const int at_once = max_columns(has_tensor_cores), height = max_height<TYPE>(device.smpbo, has_tensor_cores);
-    const Cut cut = make_cut(node, height, device.nsm);
+    const Cut cut = make_cut(node, height, HEIGHT_STEP, 32, device.nsm);
     const size_t shared = shared_bytes<TYPE>(cut.height, has_tensor_cores);
     const size_t limit = shared_bytes<TYPE>(height, has_tensor_cores);
     node.is_aligned = ((uintptr_t) node.w | node.w_row) % Format<TYPE>::ALIGN == 0;

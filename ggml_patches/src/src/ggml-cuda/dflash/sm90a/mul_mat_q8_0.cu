@@ -1,0 +1,9 @@
+#include "launch.cuh"
+
+namespace dflash {
+namespace wgmma {
+
+DFLASH_PRODUCTS_OF(, GGML_TYPE_Q8_0)
+
+} // namespace wgmma
+} // namespace dflash
