@@ -114,45 +114,49 @@ __device__ __forceinline__ void take(mm::Sums<1, N8> & sums, const float (&produ
     }
 }
 
-// Fragments of two steps: rows g and g + 8 of a super-block.
-template <ggml_type TYPE> struct Fragments {
+// Fragments of rows g and g + 8 of a super-block; AT_ONCE pairs of steps.
+template <ggml_type TYPE, int AT_ONCE> struct Fragments {
     typename RowOf<TYPE>::Type rows[2];
-    uint32_t raw[2][4];
+    uint32_t raw[AT_ONCE][2][4];
 
     __device__ Fragments(const char * shared, const int (&at)[2]) {
         rows[0].open(shared, at[0]);
         rows[1].open(shared, at[1]);
     }
 
-    __device__ void look_up(int pair) {
-        rows[0].look_up(pair, raw[0]);
-        rows[1].look_up(pair, raw[1]);
+    __device__ void look_up(int first) {
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            rows[0].look_up(first + i, raw[i][0]);
+            rows[1].look_up(first + i, raw[i][1]);
+        }
     }
 
-    __device__ void finish(int pair, uint32_t (&a)[2][4]) const {
+    __device__ void finish(int first, uint32_t (&a)[2 * AT_ONCE][4]) const {
 #pragma unroll
-        for (int row = 0; row < 2; row++) {
+        for (int i = 0; i < 2 * AT_ONCE; i++) {
             uint32_t steps[2][2];
-            rows[row].finish(pair, raw[row], steps);
+            rows[i % 2].finish(first + i / 2, raw[i / 2][i % 2], steps);
 #pragma unroll
             for (int step = 0; step < 2; step++) {
-                a[step][row] = steps[step][0];
-                a[step][row + 2] = steps[step][1];
+                a[i / 2 * 2 + step][i % 2] = steps[step][0];
+                a[i / 2 * 2 + step][i % 2 + 2] = steps[step][1];
             }
         }
     }
 };
 
-// One super-block of a warp's rows, which begin at at[], and of all columns. While two steps are multiplied, the next
-// are finished and those behind them looked up.
+// One super-block of a warp's rows, which begin at at[], and of all columns. While steps are multiplied, the next are
+// finished and those behind them looked up: as many as registers allow.
 template <ggml_type TYPE, int N8>
 __device__ __forceinline__ void meet(mm::Sums<1, N8> & sums, const char * shared, const int (&at)[2],
                                      Ring<TYPE, N8> & ring, int block, int left) {
     constexpr bool OFTEN = mm::UNIT_STEPS<TYPE> == 2; // a unit serves two steps, or a super-block
     constexpr uint64_t STEP = N8 * STEP_BYTES / 16;
-    Fragments<TYPE> fragments(shared, at);
+    constexpr int AT_ONCE = N8 == 1 && !OFTEN ? 2 : 1;
+    Fragments<TYPE, AT_ONCE> fragments(shared, at);
     float products[N8][4] = {};
-    uint32_t a[2][2][4];
+    uint32_t a[2][2 * AT_ONCE][4];
     fragments.look_up(0);
     const char * columns = ring.await(block, left);
     const float * units = (const float *) (columns + ALL_STEPS<TYPE> * N8 * STEP_BYTES) + threadIdx.x % 4 * 2;
@@ -170,15 +174,18 @@ __device__ __forceinline__ void meet(mm::Sums<1, N8> & sums, const char * shared
         b += STEP;
     }
 #pragma unroll
-    for (int pair = 0; pair < PAIRS; pair++) {
-        fragments.finish(pair, a[pair % 2]);
-        if (pair + 1 < PAIRS) {
-            fragments.look_up(pair + 1);
+    for (int pair = 0; pair < PAIRS; pair += AT_ONCE) {
+        auto & steps = a[pair / AT_ONCE % 2];
+        fragments.finish(pair, steps);
+        if (pair + AT_ONCE < PAIRS) {
+            fragments.look_up(pair + AT_ONCE);
         }
         pin(products);
         fence();
-        multiply<N8>(products, a[pair % 2][0], b + 2 * pair * STEP, !OFTEN && pair > 0);
-        multiply<N8>(products, a[pair % 2][1], b + (2 * pair + 1) * STEP, 1);
+#pragma unroll
+        for (int i = 0; i < 2 * AT_ONCE; i++) {
+            multiply<N8>(products, steps[i], b + (2 * pair + i) * STEP, i > 0 || (!OFTEN && pair > 0));
+        }
         commit();
         wait<OFTEN ? 0 : 1>();
         if constexpr (OFTEN) {
