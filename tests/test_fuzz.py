@@ -57,7 +57,7 @@ class Planted:
     def close(self):
         pass
 
-worker.work(7, int(sys.argv[sys.argv.index("--first") + 1]), {count}, Planted)
+worker.work(7, int(sys.argv[sys.argv.index("--first") + 1]), {count}, make=Planted)
 """
 
 

@@ -17,11 +17,12 @@ def main() -> int:
     parser.add_argument("--cases", type=int, help="how many cases (default: as many as the seconds allow)")
     parser.add_argument("--seconds", type=float, help="end after this long (default: when all cases were run)")
     parser.add_argument("--worker", action="store_true", help="run the cases in this process: to debug one")
+    parser.add_argument("--no-limit", action="store_true", help="with --worker: any address space (sanitizers)")
     args = parser.parse_args()
     if args.cases is None and args.seconds is None:
         parser.error("--cases or --seconds")
     if args.worker:
-        work(args.seed, args.first, args.cases)
+        work(args.seed, args.first, args.cases, not args.no_limit)
         return 0
     finding = watch(args.seed, args.first, args.cases, args.seconds)
     if finding:

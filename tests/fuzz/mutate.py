@@ -131,12 +131,13 @@ def _some_item(r: random.Random, kind: int, old: bytes) -> bytes:
 
 def _change_value(r: random.Random, p: Parts) -> None:
     i, key = _any(r, p.keys)
-    if key.items:
-        items = list(key.items)
-        for _ in range(r.choice((1, 1, 1, 3))):
-            at = r.randrange(len(items))
-            items[at] = _some_item(r, key.kind if key.item is None else key.item, items[at])
-        p.keys[i] = dataclasses.replace(key, items=tuple(items))
+    kind, items = key.kind if key.item is None else key.item, list(key.items)
+    if not items or kind not in (*PACKED, STR):
+        return
+    for _ in range(r.choice((1, 1, 1, 3))):
+        at = r.randrange(len(items))
+        items[at] = _some_item(r, kind, items[at])
+    p.keys[i] = dataclasses.replace(key, items=tuple(items))
 
 
 def _change_length(r: random.Random, p: Parts) -> None:

@@ -18,13 +18,16 @@ MAX_BYTES = 8 << 30
 """Address space: what asks for more than this for files of some 50 kB fails here, not the machine."""
 
 
-def work(seed: int, first: int, count: int | None, make: Callable[[int, Path], Cases] = Cases) -> None:
-    """Run cases first, first + 1, ...; `count` of them, or for ever.
+def work(
+    seed: int, first: int, count: int | None, limit: bool = True, make: Callable[[int, Path], Cases] = Cases
+) -> None:
+    """Run cases first, first + 1, ...; `count` of them, or for ever. `limit`: in MAX_BYTES.
 
     Lines on stdout: the number of the case that begins; after every REPORT cases and at the end a JSON object with
     the number of cases done, taken files, distinct reasons of refusals and resident bytes.
     """
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    if limit:
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     reasons: collections.Counter[str] = collections.Counter()
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=memory) as folder:
