@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import time
+import tracemalloc
 
 import gguf
 import numpy as np
@@ -162,3 +163,13 @@ def test_errors_are_one_printable_line_and_travel_between_processes():
     request = RequestError("temperature", -1, "0..10")
     assert str(request) == "temperature: -1 given; expected 0..10" and isinstance(request, ValueError)
     assert str(DeviceError("two\nlines")) == "two lines" and isinstance(DeviceError(""), RuntimeError)
+
+
+def test_a_refusal_of_a_huge_value_is_no_huge_text():
+    found = list(range(1_000_000))
+    tracemalloc.start()
+    text = str(FileError("a.gguf", "tapped layers", "k", found))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert text == f"a.gguf: k: tapped layers; found {str(found[:60])[:157]}..."
+    assert peak < 3 * len(str(found))
