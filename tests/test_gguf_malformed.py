@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
+import tracemalloc
 
 import pytest
 from gguf_bytes import ARR, BOOL, STR, U16, U32, U64, array, raw_file, scalar, string, tensor
@@ -19,9 +20,13 @@ pytestmark = pytest.mark.usefixtures("no_open_descriptors")
 
 
 def refusal(path) -> str:
-    """What is said about the file behind its name."""
+    """What is said about the file behind its name. Whatever the file claims, next to no memory is taken for it."""
+    tracemalloc.start()
     with pytest.raises(FileError) as caught:
         GGUFFile(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 18
     assert type(caught.value) is FileError
     message = str(caught.value)
     assert message.startswith(f"{path}: ") and message.isprintable()

@@ -87,8 +87,8 @@ def test_vocabularies_libllama_cannot_take_are_refused(tmp_path, key, value, mes
     with mock.patch.object(tokenizer, "_load", side_effect=AssertionError("libllama saw it")):
         with pytest.raises(FileError) as caught:
             Tokenizer(path)
-    place, bracket, rest = message.partition("]: ") if message.startswith("[") else ("", "", message)
-    assert str(caught.value) == f"{path}: tokenizer.{key}{place}{bracket or ': '}{rest}"
+    element = message.startswith("[")
+    assert str(caught.value) == f"{path}: tokenizer.{key}{'' if element else ': '}{message}"
 
 
 def test_architectures_whose_vocabulary_may_be_special_are_refused(tmp_path):
