@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import random
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import gguf
 from gguf_bytes import ARR, PACKED, STR
 
 from pyllama_dflash.gguf_header import Value, read_header, string_bounds
@@ -209,14 +211,16 @@ def _change_shape(r: random.Random, p: Parts) -> None:
         dims.insert(at, r.choice((0, 1, 1, 2, 2**32)))
     else:
         r.shuffle(dims)
-    p.tensors[i] = dataclasses.replace(t, dims=tuple(dims))
+    changed = dataclasses.replace(t, dims=tuple(dims))
+    p.tensors[i] = _fitted(changed) if r.random() < 0.6 else changed
 
 
 def _change_tensor(r: random.Random, p: Parts) -> None:
     i, t = _any(r, p.tensors)
     how = r.randrange(6)
     if how == 0:
-        p.tensors[i] = dataclasses.replace(t, kind=r.choice((*range(45), 2**31, 2**32 - 1)))
+        changed = dataclasses.replace(t, kind=r.choice((*range(45), 2**31, 2**32 - 1)))
+        p.tensors[i] = _fitted(changed) if r.random() < 0.6 else changed
     elif how == 1:
         name = r.choice((_some_item(r, STR, t.name), _any(r, p.tensors)[1].name, b"n" * 64, b"d2t"))
         p.tensors[i] = dataclasses.replace(t, name=name)
@@ -228,6 +232,15 @@ def _change_tensor(r: random.Random, p: Parts) -> None:
         p.tensors.insert(r.randrange(len(p.tensors)), t)
     else:
         p.tensors[i] = dataclasses.replace(t, data=t.data[: r.randrange(len(t.data) + 1)])
+
+
+def _fitted(t: Tensor) -> Tensor:
+    """The tensor with as much data as its shape and type ask for, where that is a size and no megabytes."""
+    per_block, block = gguf.GGML_QUANT_SIZES.get(t.kind, (1, 0))
+    nbytes = math.prod(t.dims) // per_block * block
+    if t.dims[0] % per_block or not t.data or not 0 < nbytes <= 1 << 20:
+        return t
+    return dataclasses.replace(t, data=(t.data * -(-nbytes // len(t.data)))[:nbytes])
 
 
 def _change_data(r: random.Random, p: Parts) -> None:
