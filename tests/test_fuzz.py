@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -61,11 +62,11 @@ worker.work(7, int(sys.argv[sys.argv.index("--first") + 1]), {count}, make=Plant
 """
 
 
-def planted(tmp_path: Path, fault: str = "pass", at: int = 13, count: int = 20, **options) -> str:
+def planted(tmp_path: Path, fault: str = "pass", at=13, count: int | None = 20, seconds=None, **options) -> str:
     """What the watcher says of a worker with a fault in one case."""
     program = tmp_path / "worker.py"
     program.write_text(WORKER.format(tests=str(Path(__file__).parent), fault=fault, at=at, count=count))
-    return watch(7, 10, count, None, command=(sys.executable, str(program)), **options)
+    return watch(7, 10, count, seconds, command=(sys.executable, str(program)), **options)
 
 
 @pytest.mark.parametrize(
@@ -91,3 +92,9 @@ def test_growth_is_found(tmp_path):
 def test_all_is_well(tmp_path, capfd):
     assert planted(tmp_path, count=3) == ""
     assert '"done": 3, "taken": 3, "reasons": 0' in capfd.readouterr().out
+
+
+def test_it_ends_in_time(tmp_path):
+    start = time.monotonic()
+    assert planted(tmp_path, count=None, seconds=0.5) == ""
+    assert time.monotonic() - start < 30

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
+from fuzz.cases import Cases
 from gguf_bytes import BOOL, F64, STR, U32, array, raw_file, scalar, tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -88,3 +89,12 @@ def test_every_word_replaced_by_extreme_values(save):
         for value in (0, 2**32 - 1, 2**63, 2**64 - 1, 2**31, 1 << 40):
             path = save(SAMPLE[:place] + struct.pack("<Q", value) + SAMPLE[place + 8 :])
             read_everything(path)
+
+
+def test_damaged_pairs_are_the_same_to_ggml(save, tmp_path_factory):
+    cases = Cases(5, tmp_path_factory.mktemp("bases"))
+    try:
+        for i in range(500):
+            read_everything(save(cases.content(i)))
+    finally:
+        cases.close()
