@@ -17,6 +17,7 @@ from .ggml import DeviceInfo, Type
 from .handle import Handle
 from .lanes import Lane, check_tokens
 from .loader import Loaded, Path, load
+from .models.qwen35 import Qwen35Params
 from .penalties import check_bias
 from .result import Chunk, Result
 from .round import Round
@@ -83,18 +84,12 @@ class Engine:
         _check_int("lanes", lanes, 1, MAX_LANES)
         if n_ctx is not None:
             _check_int("n_ctx", n_ctx, 2)
-        loaded = load(target, draft, device, threads, progress)
-        try:
-            trained = loaded.models.target.context_length
-            if n_ctx is not None and n_ctx > trained:
-                raise RequestError("n_ctx", n_ctx, f"at most {trained}, the target's context_length")
-            positions = n_ctx or min(trained, DEFAULT_CONTEXT)
-            if pool is not None:
-                _check_int("pool", pool, 16, positions * lanes)
-        except BaseException:
-            loaded.resources.close()
-            raise
-        return cls(loaded, positions, _KV_TYPES[kv_type], lanes, pool)
+
+        def positions(params: Qwen35Params) -> int:
+            return _positions(params.context_length, n_ctx, pool, lanes)
+
+        loaded = load(target, draft, device, threads, progress, positions)
+        return cls(loaded, positions(loaded.models.target), _KV_TYPES[kv_type], lanes, pool)
 
     # -- what it is --------------------------------------------------------------------------------------------
 
@@ -263,6 +258,16 @@ def _is_prompt(prompts: object) -> bool:
     if isinstance(prompts, (str, bytes)) or not isinstance(prompts, (Sequence, np.ndarray)):
         return True  # what is no prompt at all is refused where a prompt is checked
     return len(prompts) == 0 or isinstance(prompts[0], (int, np.integer))
+
+
+def _positions(trained: int, n_ctx: int | None, pool: int | None, lanes: int) -> int:
+    """Positions of a request in a target of `trained`; RequestError if `n_ctx` or `pool` do not fit."""
+    if n_ctx is not None and n_ctx > trained:
+        raise RequestError("n_ctx", n_ctx, f"at most {trained}, the target's context_length")
+    positions = n_ctx or min(trained, DEFAULT_CONTEXT)
+    if pool is not None:
+        _check_int("pool", pool, 16, positions * lanes)
+    return positions
 
 
 def _check_int(name: str, value: object, low: int, high: int | None = None) -> None:

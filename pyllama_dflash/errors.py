@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 _MAX_TEXT = 160
+_MAX_PART = 1 << 13  # more than the longest path; a file may have put millions of numbers into a value
 
 
 def _printable(value: object) -> str:
     """`value` as text without line breaks, control characters or anything a terminal would interpret."""
-    text = " ".join(str(value).split())
+    text = " ".join(str(value)[:_MAX_PART].split())
     return "".join(c if c.isprintable() else "?" for c in text)
 
 

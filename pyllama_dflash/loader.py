@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from .ggml import Backend, DeviceInfo, choose_device
@@ -31,11 +32,19 @@ class Loaded:
     resources: contextlib.ExitStack
 
 
-def load(target: Path, draft: Path | None, device: str, threads: int | None, progress: bool | None) -> Loaded:
-    """Open, check and place a target and, if given, its draft. Files and pair are checked before any weight moves."""
+def load(
+    target: Path, draft: Path | None, device: str, threads: int | None, progress: bool | None,
+    accept: Callable[[qwen35.Qwen35Params], object] | None = None,
+) -> Loaded:  # fmt: skip
+    """Open, check and place a target and, if given, its draft. Files and pair are checked before any weight moves.
+
+    So is what the caller asks of the target: `accept` raises if it cannot be had.
+    """
     with contextlib.ExitStack() as stack:
         target_file = stack.enter_context(GGUFFile(target))
         params = qwen35.Qwen35Params.from_file(target_file)
+        if accept is not None:
+            accept(params)
         draft_file, draft_params = None, None
         if draft is not None:
             draft_file = stack.enter_context(GGUFFile(draft))

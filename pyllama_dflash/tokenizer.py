@@ -1,8 +1,6 @@
 """Text to tokens and back, by libllama's vocabulary of the same file; the weights are not touched.
 
-libllama ends the process on some vocabularies that a file can hold: it asserts, or overflows the stack when a long text
-meets a pre-tokenizer made of std::regex.  Those are refused here before it sees them, so only byte-level BPE with one
-of the pre-tokenizers that libllama wrote out by hand is taken.  Everything is safe to use from several threads.
+:mod:`.vocabulary` says which files libllama gets to see. Everything is safe to use from several threads.
 """
 
 from __future__ import annotations
@@ -19,14 +17,12 @@ from ._native import ffi, lib
 from .chat_template import ChatTemplate
 from .errors import EngineClosed, FileError, RequestError
 from .ggml.logs import native_log_tail
-from .gguf_file import TOKENS, GGUFFile
+from .gguf_file import GGUFFile
+from .vocabulary import check_loadable
 
 MAX_TEXT_BYTES = 1 << 24
 """Longest text that is encoded: many times the longest context, and far from libllama's 32-bit lengths."""
 
-_MODEL, _PRE, _TYPES = "tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.token_type"
-_PRE_TOKENIZERS = ("qwen35", "qwen2", "gpt-2", "llama-bpe")
-_BYTE_TYPE = 6
 _PIECE_BYTES = 128  # enough for nearly every token; longer ones are asked for again
 _new_ids = ffi.new_allocator(should_clear_after_alloc=False)
 
@@ -44,7 +40,7 @@ class Tokenizer:
         self._model: Any = None
         self._pieces: dict[tuple[int, bool], bytes] = {}
         with source_file(source) as file:
-            _check(file)
+            check_loadable(file)
             self.path = file.path
             self._model = _load(file.path)
         self._vocab = lib.llama_model_get_vocab(self._model)
@@ -201,31 +197,6 @@ def _utf8(name: str, text: object) -> bytes:
     except UnicodeEncodeError as error:
         found = f"U+{ord(text[error.start]):04X} at {error.start}"
         raise RequestError(name, found, "Unicode without surrogates") from None
-
-
-def _check(file: GGUFFile) -> None:
-    """Refuse what libllama would not survive: other kinds of vocabulary, a token that occurs twice, a byte token."""
-    for key, taken in ((_MODEL, ("gpt2",)), (_PRE, _PRE_TOKENIZERS)):
-        kind = file.text(key)
-        if kind not in taken:
-            raise file.error("not a vocabulary this engine uses", key, kind, f"one of {', '.join(taken)}")
-    distinct = set(file.string_array(TOKENS))
-    if len(distinct) != file.n_tokens or b"" in distinct:
-        raise _bad_token(file)
-    if _TYPES in file and _BYTE_TYPE in (types := file.integers(_TYPES, low=-(2**31))):
-        at = types.index(_BYTE_TYPE)
-        raise file.error("a byte token in a byte-level BPE", f"{_TYPES}[{at}]", _BYTE_TYPE, "another type")
-
-
-def _bad_token(file: GGUFFile) -> FileError:
-    """About the first token that is empty (libllama makes up a name, which may exist) or was there before."""
-    first: dict[bytes, int] = {}
-    for i, text in enumerate(file.string_array(TOKENS)):
-        other = first.setdefault(text, i)
-        if other != i or not text:
-            break
-    found = f"{text.decode('utf-8', 'replace')!r} at {other} and {i}" if text else f"an empty one at {i}"
-    return file.error("two tokens are the same or one is empty", TOKENS, found, "distinct tokens")
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,3 +47,23 @@ def composed():
     opened = Refusing(choose_device("cpu")[0])
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def save(tmp_path):
+    """Writes bytes to a file and returns its path."""
+
+    def write(content: bytes) -> Path:
+        path = tmp_path / "file.gguf"
+        path.write_bytes(content)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def no_open_descriptors():
+    """The test leaves no file open."""
+    before = set(os.listdir("/proc/self/fd"))
+    yield
+    assert set(os.listdir("/proc/self/fd")) <= before

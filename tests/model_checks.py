@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_pair import Model
+from tiny_pair import Model, TinyPair
 
 from pyllama_dflash.errors import FileError
 from pyllama_dflash.gguf_file import GGUFFile, TensorInfo
@@ -30,6 +30,18 @@ def load_draft(model: Model, folder: Path) -> tuple[dflash.DFlashParams, dflash.
     with GGUFFile(model.write(folder / "draft.gguf")) as file:
         params = dflash.DFlashParams.from_file(file)
         return params, dflash.check(file, params)
+
+
+def write_vocabulary(folder: Path, **changes: tuple[str, Any] | None) -> Path:
+    """A small vocabulary, with keys set or (None) taken away; __ stands for a dot, `tokenizer.` for itself."""
+    model = Model("qwen35", dict(TinyPair().target().kv))
+    for key, value in changes.items():
+        name = "tokenizer." + key.replace("__", ".")
+        if value is None:
+            del model.kv[name]
+        else:
+            model.kv[name] = value
+    return model.write(folder / "vocabulary.gguf")
 
 
 def bound_names(weights: Any) -> set[str]:

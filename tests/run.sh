@@ -18,3 +18,9 @@ ctest --test-dir "$build" --output-on-failure --no-tests=error
 echo "== Python tests"
 cd tests  # where the source folder does not shadow the installed package
 pytest "$@"
+
+# Other cases every day; what is found names its seed and case. FUZZ_SECONDS=0 leaves it out.
+if [[ "${FUZZ_SECONDS:=60}" != 0 ]]; then
+  echo "== mutated GGUF files for $FUZZ_SECONDS s"
+  python -m fuzz --seed "$(date +%Y%j)" --seconds "$FUZZ_SECONDS"
+fi

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
+from unittest import mock
 
 import pytest
 
-from pyllama_dflash import Chunk, Engine, EngineClosed, RequestError, Result, SamplingParams
+from pyllama_dflash import Chunk, Engine, EngineClosed, RequestError, Result, SamplingParams, loader
 
 PROMPTS = [
     [5],
@@ -187,8 +188,10 @@ def test_bad_prompts(pair, prompt, message):
     ],
 )  # fmt: skip
 def test_bad_load_options(tiny_pair, options):
-    with pytest.raises(RequestError, match=next(iter(options))):
-        Engine.load(tiny_pair.target, **{"device": "cpu", **options})
+    """Said before any weight is touched."""
+    with mock.patch.object(loader, "WeightStore", side_effect=AssertionError("weights")):
+        with pytest.raises(RequestError, match=next(iter(options))):
+            Engine.load(tiny_pair.target, **{"device": "cpu", **options})
 
 
 def test_no_gpu_is_said_not_replaced(tiny_pair):

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic
 
 from ..gguf_file import GGUFFile, TensorInfo
-from .metadata import Keys, check_vocabulary
+from ..vocabulary import token_count
+from .metadata import Keys
 from .tensor_table import Binder, FileTensors, Linear, Source, Stack, T, refuse_unknown
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ def has_selector(file: GGUFFile, keys: Keys) -> bool:
 
 def vocabulary_size(file: GGUFFile, keys: Keys) -> int:
     """Size of the token list, else of a codebook or table, else `vocab_size`; 0 if the file does not say."""
-    tokens = check_vocabulary(file)
+    tokens = token_count(file)
     if tokens:
         return tokens
     for name in (*PREDECESSOR, "token_embd.weight", "output.weight"):

@@ -1,4 +1,4 @@
-"""What target and draft files share: limits, common hyper-parameters and the vocabulary check."""
+"""What target and draft files share: limits and common hyper-parameters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ..gguf_file import TOKENS, GGUFFile
+from ..gguf_file import GGUFFile
 
 # What the engine's ops implement (ggml-dflash-limits.h).
 STATE_WIDTHS = (16, 32, 64, 128)
@@ -145,22 +145,6 @@ def _read_sections(file: GGUFFile, keys: Keys, head_dim: int, dims: int, interle
                 "text does not reach all rotated pairs", key, list(sections), f"sections over {dims // 2} pairs"
             )
     return sections
-
-
-def check_vocabulary(file: GGUFFile) -> int:
-    """Size of the file's vocabulary, 0 if it has none; arrays that belong to it must cover it."""
-    if TOKENS not in file:
-        return 0
-    if file.kind(TOKENS) != "[str]" or not file.n_tokens:
-        raise file.error("no token list", TOKENS, file.kind(TOKENS), "an array of strings")
-    for name, kinds in (("token_type", ("[i32]",)), ("scores", ("[f32]", "[i32]"))):
-        key = f"tokenizer.ggml.{name}"
-        if key in file and (file.kind(key) not in kinds or file.length(key) != file.n_tokens):
-            found = f"{file.length(key)} of {file.kind(key)}"
-            raise file.error("does not cover the tokens", key, found, f"{file.n_tokens} of {' or '.join(kinds)}")
-    for name in ("eos", "mask"):
-        file.integer(f"tokenizer.ggml.{name}_token_id", 0, high=file.n_tokens - 1)
-    return file.n_tokens
 
 
 def one_of(values: Iterable[object]) -> str:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..gguf_file import TOKENS, GGUFFile
-from .metadata import CONV_TAPS, MAX_HEADS, MAX_LAYERS, STATE_WIDTHS, CommonParams, Keys, check_vocabulary, read_common
+from ..vocabulary import token_count
+from .metadata import CONV_TAPS, MAX_HEADS, MAX_LAYERS, STATE_WIDTHS, CommonParams, Keys, read_common
 from .qwen35_weights import FullAttention as FullAttention
 from .qwen35_weights import GatedDeltaNet as GatedDeltaNet
 from .qwen35_weights import Qwen35Layer as Qwen35Layer
@@ -68,7 +69,7 @@ class Qwen35Params(CommonParams):
                 "holds only the multi-token-prediction block, not the model",
                 "blk.0.attn_norm.weight", "nothing", "the trunk's tensors",
             )  # fmt: skip
-        n_vocab = check_vocabulary(file)
+        n_vocab = token_count(file)
         if not n_vocab:
             raise file.error("a target needs its vocabulary", TOKENS, "nothing", "an array of strings")
         params = cls(
