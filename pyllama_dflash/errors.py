@@ -7,7 +7,10 @@ _MAX_TEXT = 160
 
 def _printable(value: object) -> str:
     """`value` as text without line breaks, control characters or anything a terminal would interpret."""
-    text = " ".join(str(value).split())
+    try:
+        text = " ".join(str(value).split())
+    except Exception:  # an int of more digits than Python writes, nesting it does not follow, a `__str__` that fails
+        text = f"a value of type {type(value).__name__} that has no text"
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -66,6 +69,16 @@ class RequestError(DflashError, ValueError):
 
 class DeviceError(DflashError, RuntimeError):
     """A device, or its driver or memory, that fails."""
+
+
+def no_memory(error: MemoryError) -> DeviceError:
+    """What Python says when the host has no memory left, as an error of ours."""
+    return DeviceError(f"no memory on the host: {str(error) or 'Python does not say for what'}")
+
+
+class DeviceLost(DeviceError):
+    """A computation that failed for another reason than memory: nobody knows what the device holds now. The engine that
+    met it is closed and does not touch the device again."""
 
 
 class EngineClosed(DflashError, RuntimeError):

@@ -260,8 +260,10 @@ def test_what_nobody_foresaw_ends_the_engine_and_says_why(engine, monkeypatch):
         handle.result(20)
     assert str(caught.value) == "the engine stopped: ZeroDivisionError: a bug" and caught.value.__cause__ is cause
     until(lambda: engine.closed)
-    with pytest.raises(EngineClosed, match=r"^the engine is closed$"):
+    with pytest.raises(EngineClosed) as closed:
         engine.submit([5])
+    assert str(closed.value) == "the engine is closed: the engine stopped: ZeroDivisionError: a bug"
+    assert closed.value.__cause__ is caught.value
 
 
 def test_a_thread_that_cannot_start_is_an_error(engine, monkeypatch):
