@@ -16,7 +16,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,16 +54,19 @@ def requests(n: int, seed: int) -> list[Request]:
 
 @dataclass
 class Soak:
-    """What was seen so far. `speeds`: of each pass tokens a second; `machine`: how often a second ran a loop that has
-    nothing to do with the engine; `memory`: bytes behind each pass."""
+    """What was seen so far. `speeds`: of each pass tokens a second by `clock`; `machine`: how often such a second ran a
+    loop that has nothing to do with the engine; `memory`: bytes behind each pass, `graphs` those of them that retained
+    graphs hold, which depend on the shapes that came last."""
 
     wanted: Sequence[Request]
+    clock: Callable[[], float]
     counts: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
     seconds: float = 0.0
     speeds: list[float] = field(default_factory=list)
     machine: list[float] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)
+    graphs: list[int] = field(default_factory=list)
     _digests: dict[int, str] = field(default_factory=dict)
     _tokens: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _cut: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
@@ -81,16 +84,17 @@ class Soak:
         loops: list[float] = []
         while order:
             wave = [order.pop() for _ in range(min(draw.choice(WAVES), len(order)))]
-            start = time.perf_counter()
+            start = self.clock()
             handles = [engine.submit(self.wanted[i].prompt, self.wanted[i].params) for i in wave]
             for i, handle in zip(wave, handles, strict=True):
                 self._gather(i, handle, cancels=(i + number) % CANCELLED == 0)
-            seconds += time.perf_counter() - start
-            loops.append(_loop())
+            seconds += self.clock() - start
+            loops.append(_loop(self.clock))
         self.seconds += seconds
         self.speeds.append((self.counts["tokens"] - before) / seconds)
         self.machine.append(len(loops) / sum(loops))
         self.memory.append(resident())
+        self.graphs.append(sum(shape.graph.nbytes for shape in engine._round.shapes._kept.values()))
 
     def _gather(self, i: int, handle: Handle, *, cancels: bool) -> None:
         """The end of a request, and whether it is as before; one that `cancels` does so behind its first chunk."""
@@ -142,26 +146,32 @@ class Soak:
             f" {c['tokens']} tokens in {self.seconds:.0f} s",
             f"{len(self.errors)} errors, {c['empty']} empty replies, {c['differing']} differ among {c['repeated']}"
             f" repeated outputs and {c['cancelled']} cancelled ones",
-            f"memory behind the passes, MiB: {' '.join(f'{m / 2**20:.1f}' for m in self.memory)};"
-            f" {self.growth / 2**20:+.1f} since the second",
+            f"memory behind the passes, MiB: {_mib(self.memory)}; of it the graphs' {_mib(self.graphs)}",
             f"tokens/s of the passes: {' '.join(f'{s:.0f}' for s in self.speeds)}",
             f"last pass / first pass: {self.speed:.3f}; the machine's own drift, by a loop without the engine:"
             f" {self.drift:.3f}",
         ]
 
 
-def _loop() -> float:
+def _mib(sizes: Sequence[int]) -> str:
+    return " ".join(f"{size / 2**20:.1f}" for size in sizes)
+
+
+def _loop(clock: Callable[[], float]) -> float:
     """Seconds of some work that is always the same."""
-    start, data = time.perf_counter(), bytes(1 << 20)
+    start, data = clock(), bytes(1 << 20)
     for _ in range(8):
         hashlib.sha256(data)
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def soak(n: int, device: str, seed: int = 0, passes: int = PASSES) -> Soak:
     """`n` requests in all, by the pair that ships."""
-    seen = Soak(requests(n // passes, seed))
     with Engine.load(*shipped(), device=device, lanes=8, n_ctx=1024, threads=1) as engine:
+        # The process's own seconds where it computes itself: its neighbours' do not count.
+        seen = Soak(
+            requests(n // passes, seed), time.process_time if engine.device.kind == "cpu" else time.perf_counter
+        )
         seen.run(engine, seed, passes)
     return seen
 
