@@ -14,6 +14,7 @@ from typing import Literal
 from .errors import DeviceError, DeviceLost, DflashError, EngineClosed, RequestError, no_memory
 from .handle import Handle
 from .lanes import Lane
+from .result import Chunk
 from .round import Round
 from .scheduler import MAX_WAITING, Scheduler
 
@@ -193,8 +194,7 @@ class Worker:
         if not cancelled:
             return
         for lane in [lane for lane, handle in self._handles.items() if handle in cancelled]:
-            chunk = lane.cancel()
-            self._forget(lane).put(chunk, lane.result())
+            self._finish(lane, lane.cancel())
 
     def _admit(self) -> None:
         while True:
@@ -266,7 +266,12 @@ class Worker:
         if lane.finish is None:
             self._handles[lane].put(chunk)
         else:
-            self._forget(lane).put(chunk, lane.result())
+            self._finish(lane, chunk)
+
+    def _finish(self, lane: Lane, chunk: Chunk) -> None:
+        """Hand out the last chunk and the result."""
+        result = lane.result()  # should this fail, the handle is still among those that hear of it
+        self._forget(lane).put(chunk, result)
 
     def _fail(self, lanes: list[Lane], error: DflashError | MemoryError) -> None:
         """End these with the error; all that is left, with the engine, when it says that the device is lost."""

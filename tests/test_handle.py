@@ -13,6 +13,7 @@ from engine_model import PAIRS, chunks_of
 from faults import Fault, Faults
 
 from pyllama_dflash import DeviceError, Engine, EngineClosed, SamplingParams
+from pyllama_dflash.lanes import Lane
 
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
 LONG = PARAMS.replaced(max_tokens=1900, width=1)
@@ -274,6 +275,20 @@ def test_what_nobody_foresaw_ends_the_engine_and_says_why(engine, files, monkeyp
     engine.close()
     with Engine.load(*files, device="cpu", threads=1, n_ctx=2000) as other:
         assert other.generate([5], PARAMS).tokens == expected
+
+
+@pytest.mark.parametrize("cancels", [False, True])
+def test_a_result_that_cannot_be_made_is_an_error_too(engine, monkeypatch, cancels):
+    def broken(_):
+        raise MemoryError("a bug")
+
+    handle = engine.submit([5], LONG if cancels else PARAMS.replaced(max_tokens=1900))
+    next(iter(handle))
+    monkeypatch.setattr(Lane, "result", broken)
+    if cancels:
+        handle.cancel()
+    with pytest.raises(DeviceError, match=r"^the engine stopped: MemoryError: a bug$"):
+        handle.result(60)
 
 
 def test_a_thread_that_cannot_start_is_an_error(engine, monkeypatch):
