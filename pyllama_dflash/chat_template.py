@@ -31,7 +31,9 @@ MAX_MEMORY = 1 << 29
 MAX_SECONDS = 5.0
 _START_SECONDS = 60.0
 
-# The sandbox runs without the user's environment and start-up files, but finds Jinja where this process finds it.
+# The sandbox runs without the user's environment (but what a Python needs to start and to know the time) and start-up
+# files, and finds Jinja where this process finds it.
+_ENVIRONMENT = ("LD_LIBRARY_PATH", "TZ")
 _START = """import json, runpy, sys
 sys.path[:] = json.loads(sys.argv.pop(1))
 runpy.run_path(sys.argv[1], run_name="__main__")"""
@@ -96,6 +98,7 @@ class _Sandbox:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _START, json.dumps([*map(str, sys.path)]), str(child), *limits],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
+                env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
                 start_new_session=True,  # Ctrl-C is for this process, not for that one
             )  # fmt: skip
         except OSError as error:

@@ -9,6 +9,7 @@ import textwrap
 import threading
 import time
 from collections import UserDict, UserList
+from pathlib import Path
 from types import MappingProxyType
 
 import pytest
@@ -208,6 +209,16 @@ def test_no_python_to_start(monkeypatch):
         with pytest.raises(RequestError, match=r"^chat template: its process cannot start: .*No such file"):
             ChatTemplate("{{ 1 }}").render()
     assert ChatTemplate("{{ 1 }}").render() == "1"
+
+
+def test_the_process_knows_little_of_this_one(monkeypatch):
+    monkeypatch.setenv("A_SECRET", "x")
+    monkeypatch.setenv("TZ", "UTC-3")
+    chat_template._SANDBOX.close()
+    assert abs(int(ChatTemplate("{{ strftime_now('%H') }}").render()) - (time.gmtime().tm_hour + 3) % 24) in (0, 1, 23)
+    environment = Path(f"/proc/{chat_template._SANDBOX._process.pid}/environ").read_bytes()
+    assert b"TZ=UTC-3\0" in environment and b"A_SECRET" not in environment
+    chat_template._SANDBOX.close()
 
 
 def test_forks_and_ends_leave_no_process():
