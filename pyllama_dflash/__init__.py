@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .engine import Engine
-    from .errors import DeviceError, DflashError, EngineClosed, FileError, PairError, RequestError
+    from .errors import DeviceError, DeviceLost, DflashError, EngineClosed, FileError, PairError, RequestError
     from .result import Chunk, Result, Timings
     from .sampling import SamplingParams
 
@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Chunk",
     "DeviceError",
+    "DeviceLost",
     "DflashError",
     "Engine",
     "EngineClosed",
@@ -29,7 +30,7 @@ __all__ = [
 
 _HOMES = {
     "engine": ("Engine",),
-    "errors": ("DeviceError", "DflashError", "EngineClosed", "FileError", "PairError", "RequestError"),
+    "errors": ("DeviceError", "DeviceLost", "DflashError", "EngineClosed", "FileError", "PairError", "RequestError"),
     "result": ("Chunk", "Result", "Timings"),
     "sampling": ("SamplingParams",),
 }

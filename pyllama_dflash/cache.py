@@ -5,6 +5,7 @@ Which page belongs to whom is the host's business (:mod:`.pages`); here are the 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -141,32 +142,44 @@ class LaneCache:
     ) -> None:  # fmt: skip
         self.n_ctx = n_ctx
         self.slots = slots
-        self.tensors = TensorSet(backend, 6 * target.n_layer + 64)
         per_slot = pages_for(n_ctx)
         self.pool = PagePool(per_slot * slots if pool is None else pages_for(pool))
+        self._held: dict[int, list[int]] = {}
+        self.tensors = TensorSet(backend, 6 * target.n_layer + 64)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.tensors.close)
+            self.kv, self.recurrent = self._of_target(target, per_slot, block, kv_type)
+            self.history = History(self.tensors, n_ctx, slots)
+            self.ring = None if draft is None else self._of_draft(draft, per_slot, max(piece, block), kv_type)
+            self.tensors.allocate()
+            if self.ring is not None:
+                self.ring.send()
+            stack.pop_all()
+
+    def _of_target(
+        self, target: Qwen35Params, per_slot: int, block: int, kv_type: Type
+    ) -> tuple[PagedKV, RecurrentState]:
         attention = [i for i in range(target.n_layer) if not target.recurrent[i]]
         gdn = [i for i in range(target.n_layer) if target.recurrent[i]]
-        self.kv = PagedKV(
-            self.tensors, "kv", attention, target.head_dim, target.n_head_kv, self.pool.pages, per_slot, slots, kv_type
-        )
-        self.recurrent = RecurrentState(
-            self.tensors, gdn, target.state_size, target.n_v_heads, target.conv_channels, target.conv_kernel, block,
-            slots,
+        kv = PagedKV(
+            self.tensors, "kv", attention, target.head_dim, target.n_head_kv, self.pool.pages, per_slot, self.slots,
+            kv_type,
         )  # fmt: skip
-        self.history = History(self.tensors, n_ctx, slots)
-        self.ring: PagedKV | None = None
-        if draft is not None:
-            ring = ring_pages(draft.window, n_ctx, max(piece, block))
-            self.ring = PagedKV(
-                self.tensors, "ring", range(draft.n_layer), draft.head_dim, draft.n_head_kv, ring * slots, per_slot,
-                slots, kv_type,
-            )  # fmt: skip
-        self.tensors.allocate()
-        if self.ring is not None:
-            for slot in range(slots):
-                self.ring.assign(slot, 0, [slot * ring + page % ring for page in range(per_slot)])
-            self.ring.send()
-        self._held: dict[int, list[int]] = {}
+        recurrent = RecurrentState(
+            self.tensors, gdn, target.state_size, target.n_v_heads, target.conv_channels, target.conv_kernel, block,
+            self.slots,
+        )  # fmt: skip
+        return kv, recurrent
+
+    def _of_draft(self, draft: DFlashParams, per_slot: int, longest: int, kv_type: Type) -> PagedKV:
+        pages = ring_pages(draft.window, self.n_ctx, longest)
+        ring = PagedKV(
+            self.tensors, "ring", range(draft.n_layer), draft.head_dim, draft.n_head_kv, pages * self.slots, per_slot,
+            self.slots, kv_type,
+        )  # fmt: skip
+        for slot in range(self.slots):
+            ring.assign(slot, 0, [slot * pages + page % pages for page in range(per_slot)])
+        return ring
 
     def open(self, slot: int, tokens: Sequence[int], params: SamplingParams) -> None:
         """Give `slot` to a request: an empty state, no pages yet, its prompt and how it draws."""

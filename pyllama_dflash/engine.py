@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import weakref
 from collections.abc import Generator, Iterable, Sequence
 from types import TracebackType
@@ -12,10 +13,11 @@ from typing import Any, overload
 import numpy as np
 
 from .cache import LaneCache
-from .errors import RequestError
+from .errors import RequestError, no_memory
 from .ggml import DeviceInfo, Type
+from .ggml.devices import MAX_THREADS
 from .handle import Handle
-from .lanes import Lane, check_tokens
+from .lanes import Lane, check_tokens, is_sequence
 from .loader import Loaded, Path, load
 from .models.qwen35 import Qwen35Params
 from .penalties import check_bias
@@ -79,17 +81,25 @@ class Engine:
 
         Raises FileError, PairError, RequestError or DeviceError; nothing stays open then.
         """
-        if kv_type not in _KV_TYPES:
+        _check_is("target", target, (str, os.PathLike), "a path")
+        _check_is("draft", draft, (str, os.PathLike, type(None)), "a path, or None")
+        _check_is("device", device, str, "auto, cpu, gpu or a device's name")
+        if not isinstance(kv_type, str) or kv_type not in _KV_TYPES:
             raise RequestError("kv_type", kv_type, f"one of {', '.join(_KV_TYPES)}")
         _check_int("lanes", lanes, 1, MAX_LANES)
+        if threads is not None:
+            _check_int("threads", threads, 1, MAX_THREADS)
         if n_ctx is not None:
             _check_int("n_ctx", n_ctx, 2)
 
         def positions(params: Qwen35Params) -> int:
             return _positions(params.context_length, n_ctx, pool, lanes)
 
-        loaded = load(target, draft, device, threads, progress, positions)
-        return cls(loaded, positions(loaded.models.target), _KV_TYPES[kv_type], lanes, pool)
+        try:
+            loaded = load(target, draft, device, threads, progress, positions)
+            return cls(loaded, positions(loaded.models.target), _KV_TYPES[kv_type], lanes, pool)
+        except MemoryError as error:
+            raise no_memory(error) from error
 
     # -- what it is --------------------------------------------------------------------------------------------
 
@@ -186,7 +196,7 @@ class Engine:
         `params`: for all, or one each. When one request fails its error is raised and the others are cancelled.
         """
         many = [prompts] if _is_prompt(prompts) else list(prompts)
-        each = [params] * len(many) if params is None or isinstance(params, SamplingParams) else list(params)
+        each = list(params) if isinstance(params, (list, tuple)) else [params] * len(many)
         if len(each) != len(many):
             raise RequestError("params", f"{len(each)} of them", f"one, or one for each of {len(many)} prompts")
         handles: list[Handle] = []
@@ -211,8 +221,9 @@ class Engine:
 
     def _lane(self, prompt: Prompt, params: SamplingParams | None, overrides: dict[str, Any]) -> Lane:
         """A checked request."""
-        params = (params or SamplingParams()).replaced(**overrides)
         self._worker.check_open()
+        _check_is("params", params, (SamplingParams, type(None)), "SamplingParams, or None")
+        params = (params or SamplingParams()).replaced(**overrides)
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         ids = check_tokens(tokens, self.tokenizer.n_vocab, self.n_ctx)
         check_bias(params, self.tokenizer.n_vocab)
@@ -255,9 +266,15 @@ def _cancel(handles: Iterable[Handle]) -> None:
 
 def _is_prompt(prompts: object) -> bool:
     """One prompt, text or token ids; not a list of prompts."""
-    if isinstance(prompts, (str, bytes)) or not isinstance(prompts, (Sequence, np.ndarray)):
+    if isinstance(prompts, str) or not is_sequence(prompts):
         return True  # what is no prompt at all is refused where a prompt is checked
-    return len(prompts) == 0 or isinstance(prompts[0], (int, np.integer))
+    first = prompts[:1]  # a range may be too long to ask for its length
+    return len(first) == 0 or isinstance(first[0], (int, np.integer))
+
+
+def _check_is(name: str, value: object, kinds: type | tuple[type, ...], limit: str) -> None:
+    if not isinstance(value, kinds):
+        raise RequestError(name, type(value).__name__, limit)
 
 
 def _positions(trained: int, n_ctx: int | None, pool: int | None, lanes: int) -> int:

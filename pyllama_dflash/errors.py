@@ -8,7 +8,10 @@ _MAX_PART = 1 << 13  # more than the longest path; a file may have put millions 
 
 def _printable(value: object) -> str:
     """`value` as text without line breaks, control characters or anything a terminal would interpret."""
-    text = " ".join(str(value)[:_MAX_PART].split())
+    try:
+        text = " ".join(str(value)[:_MAX_PART].split())
+    except Exception:  # an int of more digits than Python writes, nesting it does not follow, a `__str__` that fails
+        text = f"a value of type {type(value).__name__} that has no text"
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -67,6 +70,16 @@ class RequestError(DflashError, ValueError):
 
 class DeviceError(DflashError, RuntimeError):
     """A device, or its driver or memory, that fails."""
+
+
+def no_memory(error: MemoryError) -> DeviceError:
+    """What Python says when the host has no memory left, as an error of ours."""
+    return DeviceError(f"no memory on the host: {str(error) or 'Python does not say for what'}")
+
+
+class DeviceLost(DeviceError):
+    """A computation that failed for another reason than memory: nobody knows what the device holds now. The engine that
+    met it is closed and does not touch the device again."""
 
 
 class EngineClosed(DflashError, RuntimeError):

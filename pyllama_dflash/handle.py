@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from types import TracebackType
 from typing import Any
 
+from .errors import RequestError
 from .result import Chunk, Result
 
 _Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
@@ -45,7 +46,10 @@ class Handle:
             self._cancel(self)
 
     def result(self, timeout: float | None = None) -> Result:
-        """Wait for the end. TimeoutError after `timeout` seconds; the request goes on then."""
+        """Wait for the end. TimeoutError after `timeout` seconds; the request goes on then. RequestError when that is
+        no time to wait."""
+        if timeout is not None and not (isinstance(timeout, (int, float)) and timeout <= threading.TIMEOUT_MAX):
+            raise RequestError("timeout", timeout, f"None or seconds up to {threading.TIMEOUT_MAX:g}")
         with self._changed:
             if not self._changed.wait_for(lambda: self.done, timeout):
                 raise TimeoutError(f"the request has not ended after {timeout} s")
@@ -110,6 +114,11 @@ class Handle:
             if not self.done:
                 self._error, self._trace = error, error.__traceback__
                 self._wake()
+
+    def orphan(self, error: Exception) -> None:
+        """In a forked process: the worker stayed behind, and whoever held the lock is no more."""
+        self._changed = threading.Condition()
+        self.fail(error)
 
     def _wake(self) -> None:
         self._changed.notify_all()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -160,13 +162,24 @@ class LaneText:
 
 def check_tokens(tokens: object, n_vocab: int, n_ctx: int) -> list[int]:
     """The prompt as a list of ids; RequestError when it is none, empty, too long or names no token."""
-    if isinstance(tokens, (str, bytes)) or not isinstance(tokens, (Sequence, np.ndarray)):
+    if not is_sequence(tokens):
         raise RequestError("prompt", type(tokens).__name__, "text, or a sequence of token ids")
-    if len(tokens) == 0:
+    try:
+        n = len(tokens)
+    except OverflowError:  # a range can be longer than any memory
+        n = sys.maxsize
+    if n == 0:
         raise RequestError("prompt", "no tokens", "at least one token")
-    if len(tokens) >= n_ctx:
-        raise RequestError("prompt", f"{len(tokens)} tokens", f"at most {n_ctx - 1}, one less than the context")
+    if n >= n_ctx:
+        raise RequestError("prompt", f"{n} tokens", f"at most {n_ctx - 1}, one less than the context")
     for position, token in enumerate(tokens):
         if not isinstance(token, (int, np.integer)) or isinstance(token, bool) or not 0 <= token < n_vocab:
             raise RequestError(f"prompt[{position}]", token, f"0..{n_vocab - 1}")
     return [int(token) for token in tokens]
+
+
+def is_sequence(tokens: object) -> TypeGuard[Sequence[Any]]:
+    """Whether it has items, which may be token ids; bytes are text that nobody has decoded."""
+    if isinstance(tokens, np.ndarray):
+        return tokens.ndim > 0
+    return isinstance(tokens, Sequence) and not isinstance(tokens, (str, bytes, bytearray, memoryview))

@@ -12,6 +12,7 @@ the same logits in a block as in plain decoding. Ids that the row does not have 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -68,11 +69,14 @@ def bias_of(params: SamplingParams, capacity: int) -> Ints:
 
 
 def check_bias(params: SamplingParams, n_vocab: int) -> None:
-    """Refuse a bias for a token that a vocabulary of `n_vocab` does not have.
+    """Refuse a bias for a token that a vocabulary of `n_vocab` does not have, and biases that leave no token.
 
     Raises:
         RequestError: names logit_bias, the largest id and the limit.
     """
+    forbidden = sum(bias == -math.inf for bias in params.logit_bias.values())
+    if forbidden >= n_vocab:
+        raise RequestError("logit_bias", f"{forbidden} tokens forbidden", f"at most {n_vocab - 1}, all but one")
     largest = max(params.logit_bias, default=-1)
     if largest >= n_vocab:
         raise RequestError("logit_bias", largest, f"token ids below {n_vocab}, the size of the vocabulary")

@@ -19,16 +19,15 @@ MAX_STOPS = 16
 MAX_BIASES = 1024
 MAX_WIDTH = 16
 _MAX_ID = 2**31 - 1
-_F32_MAX = float(np.finfo(np.float32).max)
-_F32_TINY = float(np.finfo(np.float32).tiny)
+MAX_BIAS = 1e9
+"""With the limits of penalties and temperature, adjusted logits and their quotients stay far from the end of F32."""
 
 # Of each parameter that is a number: what is allowed (never NaN, which fails every comparison), and how to say it.
 _NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
     "temperature": (lambda x: x == 0 or 1e-6 <= x <= 1e6, "0 (greedy) or 1e-06..1e+06"),
     "top_p": (lambda x: 0 <= x <= 1, "a number in 0..1"),
     "min_p": (lambda x: 0 <= x <= 1, "a number in 0..1"),
-    # Logits are divided by it in F32: it must be a normal number there, as some devices take others for 0.
-    "repetition_penalty": (lambda x: _F32_TINY <= x <= _F32_MAX, "a number above 0 in F32, 1.18e-38..3.4e+38"),
+    "repetition_penalty": (lambda x: 1e-6 <= x <= 1e6, "a number in 1e-06..1e+06"),
     "presence_penalty": (lambda x: -1e4 <= x <= 1e4, "a number in -10000..10000"),
 }
 _WHOLE_NUMBERS = {"top_k": (0, 2**31 - 1), "seed": (0, 2**64 - 1), "max_tokens": (1, 2**31 - 1)}
@@ -38,7 +37,7 @@ class LogitBias(Mapping[int, float]):
     """What is added to a token's logit: token id -> bias, by rising id. Immutable and hashable.
 
     Raises:
-        RequestError: no mapping, too many entries, an id that is none, a bias that is neither finite in F32 nor -inf.
+        RequestError: no mapping, too many entries, an id that is none, a bias that is neither in -1e9..1e9 nor -inf.
     """
 
     def __init__(self, entries: Mapping[int, float]) -> None:
@@ -159,8 +158,8 @@ def _as_float(value: Any) -> float:
 
 def _checked_bias(token: Any, bias: Any) -> tuple[int, float]:
     number = _as_float(bias)
-    if not (_is_integer(token) and 0 <= token <= _MAX_ID and (number == -math.inf or -_F32_MAX <= number <= _F32_MAX)):
-        limit = f"token ids in 0..{_MAX_ID}, each with -inf or a number that is finite in F32"
+    if not (_is_integer(token) and 0 <= token <= _MAX_ID and (number == -math.inf or -MAX_BIAS <= number <= MAX_BIAS)):
+        limit = f"token ids in 0..{_MAX_ID}, each with -inf or a number in -1e+09..1e+09"
         raise RequestError("logit_bias", {token: bias}, limit)
     return int(token), number
 
@@ -172,6 +171,15 @@ def _checked_stops(stop: object) -> tuple[str, ...]:
     if not isinstance(stop, (tuple, list)) or len(stop) > MAX_STOPS:
         raise RequestError("stop", stop, limit)
     for item in stop:
-        if not isinstance(item, str) or not item or any(0xD800 <= ord(c) <= 0xDFFF for c in item):
+        if not isinstance(item, str) or not item or not is_unicode(item):
             raise RequestError("stop", item, limit)
     return tuple(stop)
+
+
+def is_unicode(text: str) -> bool:
+    """Whether it can be written as UTF-8: Python and JSON can spell halves of characters, which no text holds."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -9,7 +9,7 @@ is ever thrown out. Between two rounds of a decoding lane at most one prefill pi
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import OrderedDict
 
 from .cache import LaneCache
 from .errors import RequestError
@@ -29,7 +29,7 @@ class Scheduler:
     """The lanes of one engine: `waiting` ones in order of arrival, `running` ones in order of admission."""
 
     def __init__(self, cache: LaneCache, block: int) -> None:
-        self.waiting: deque[Lane] = deque()
+        self.waiting: OrderedDict[Lane, None] = OrderedDict()  # so that one of many can leave without a search
         self.running: list[Lane] = []
         self.costs = Costs()
         self._cache = cache
@@ -48,17 +48,17 @@ class Scheduler:
 
     def submit(self, lane: Lane) -> None:
         """Queue a checked lane."""
-        self.waiting.append(lane)
+        self.waiting[lane] = None
 
     def next_admitted(self) -> Lane | None:
         """The next waiting lane, now with a slot and pages; None when nobody waits or there is no room."""
         if not self.waiting or not self._slots:
             return None
-        lane = self.waiting[0]
+        lane = next(iter(self.waiting))
         lane.slot = self._slots[0]
         if not self._may_hold(lane, self._positions(lane, self._block)):
             return None
-        self.waiting.popleft()
+        del self.waiting[lane]
         heapq.heappop(self._slots)
         self.running.append(lane)
         self._cache.open(lane.slot, lane.tokens, lane.params)
@@ -71,8 +71,8 @@ class Scheduler:
             self.running.remove(lane)
             self._cache.release(lane.slot)
             heapq.heappush(self._slots, lane.slot)
-        elif lane in self.waiting:
-            self.waiting.remove(lane)
+        else:
+            self.waiting.pop(lane, None)
 
     @property
     def lanes(self) -> list[Lane]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from collections.abc import Sequence
@@ -31,8 +32,11 @@ class WeightStore:
         self.file = file
         self.backend = backend
         capacity = 2 * len(file.tensors) + 1  # every tensor, and those joined from two or more
-        self._stored = TensorSet(backend, capacity)
-        self._converted = TensorSet(backend, capacity)
+        with contextlib.ExitStack() as stack:
+            self._stored = TensorSet(backend, capacity)
+            stack.callback(self._stored.close)
+            self._converted = TensorSet(backend, capacity)
+            stack.pop_all()
         self._places: list[tuple[Tensor, TensorInfo]] = []
         self._vectors: list[tuple[Tensor, TensorInfo]] = []
         self._copies: list[tuple[Tensor, list[TensorInfo]]] = []

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from .errors import DeviceError, DflashError, EngineClosed, RequestError
+from .errors import DeviceError, DeviceLost, DflashError, EngineClosed, RequestError, no_memory
 from .handle import Handle
 from .lanes import Lane
+from .result import Chunk
 from .round import Round
 from .scheduler import MAX_WAITING, Scheduler
 
@@ -60,8 +63,9 @@ class Worker:
         self._handles: dict[Lane, Handle] = {}
         self._handing_out = 0.0
         self._thread: threading.Thread | None = None
-        self._closing = False
+        self._reason: Exception | None = None  # why it is closed
         self._released = threading.Event()
+        _WORKERS.add(self)
 
     # -- for callers -------------------------------------------------------------------------------------------
 
@@ -90,23 +94,27 @@ class Worker:
     def close(self) -> None:
         """End the thread; live requests fail with EngineClosed. Idempotent; returns when everything is released."""
         with self._changed:
-            first, self._closing = not self._closing, True
+            first, self._reason = self._reason is None, self._reason or EngineClosed("the engine is closed")
             thread = self._thread
             self._changed.notify_all()
         if thread is None and first:
-            self._end(EngineClosed("the engine is closed"))
+            self._end()
         elif thread is not threading.current_thread():
             self._released.wait()
 
     @property
     def closed(self) -> bool:
         """Whether no request can come any more."""
-        return self._closing
+        return self._reason is not None
 
     def check_open(self) -> None:
-        """EngineClosed when the engine is closed."""
-        if self._closing:
-            raise EngineClosed("the engine is closed")
+        """EngineClosed when the engine is closed; says why if nobody asked for that."""
+        reason = self._reason
+        if reason is None:
+            return
+        if isinstance(reason, EngineClosed):
+            raise EngineClosed(*reason.args)
+        raise EngineClosed(f"the engine is closed: {reason}") from reason
 
     def _cancel(self, handle: Handle) -> None:
         with self._changed:
@@ -125,34 +133,46 @@ class Worker:
             self._thread = thread
 
     def _main(self) -> None:
-        reason: Exception = EngineClosed("the engine is closed")
         try:
             while self._wait():
                 self.step()
-        except Exception as error:
-            reason = DeviceError(f"the engine stopped: {type(error).__name__}: {error}")
-            reason.__cause__ = error
-        finally:
+        except BaseException as error:  # whatever it is, somebody waits to hear of it
             with self._changed:
-                self._closing = True
-            self._end(reason)
+                self._reason = _stopped(error)
+        self._end()
 
     def _wait(self) -> bool:
         """Wait for something to do. False: the engine closes."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closing or self._arrived or self._cancelled or self._handles)
-            return not self._closing
+            self._changed.wait_for(lambda: self.closed or self._arrived or self._cancelled or self._handles)
+            return not self.closed
 
-    def _end(self, reason: Exception) -> None:
-        """Fail what is left and release everything."""
-        for handle in (*self._handles.values(), *(handle for _, handle in self._arrived)):
-            handle.fail(reason)
+    def _end(self) -> None:
+        """Fail what is left with the reason, and release everything; not on a lost device, where ggml's answer to a
+        call that fails is to end the process."""
+        assert self._reason is not None
+        for handle in self._left():
+            handle.fail(self._reason)
         self._handles.clear()
         self._arrived.clear()
         try:
-            self._release()
+            if not isinstance(self._reason, DeviceLost):
+                self._release()
         finally:
             self._released.set()
+
+    def _left(self) -> list[Handle]:
+        """Requests that have not ended."""
+        return [*self._handles.values(), *(handle for _, handle in self._arrived)]
+
+    def orphan(self) -> None:
+        """In a forked process: the thread and the device stayed with the parent, and whoever held a lock is no more.
+        What lives fails here; the memory is the parent's."""
+        self._changed, self._released = threading.Condition(), threading.Event()
+        self._released.set()
+        self._reason = self._reason or EngineClosed("the engine stayed in the process that this one was forked from")
+        for handle in self._left():
+            handle.orphan(self._reason)
 
     # -- a step ------------------------------------------------------------------------------------------------
 
@@ -171,9 +191,10 @@ class Worker:
                 self._scheduler.submit(lane)
             cancelled = set(self._cancelled)
             self._cancelled.clear()
+        if not cancelled:
+            return
         for lane in [lane for lane, handle in self._handles.items() if handle in cancelled]:
-            chunk = lane.cancel()
-            self._forget(lane).put(chunk, lane.result())
+            self._finish(lane, lane.cancel())
 
     def _admit(self) -> None:
         while True:
@@ -194,7 +215,7 @@ class Worker:
         start = time.perf_counter()
         try:
             self._round.advance(item, bucket(item.rows), feeds=lane.params.width != 1)
-        except DflashError as error:
+        except (DflashError, MemoryError) as error:
             self._fail([lane], error)
             return
         ended = time.perf_counter()
@@ -215,7 +236,7 @@ class Worker:
         called = time.perf_counter()
         try:
             final = self._round.run(work)
-        except DflashError as error:
+        except (DflashError, MemoryError) as error:
             self._fail([lane for lane, _ in chosen], error)
             return
         device = time.perf_counter() - called
@@ -239,21 +260,49 @@ class Worker:
     def _hand_out(self, lane: Lane, rows: int, tokens: list[int]) -> None:
         try:
             chunk = lane.take(tokens, rows)
-        except DflashError as error:
+        except (DflashError, MemoryError) as error:
             self._fail([lane], error)
             return
         if lane.finish is None:
             self._handles[lane].put(chunk)
         else:
-            self._forget(lane).put(chunk, lane.result())
+            self._finish(lane, chunk)
 
-    def _fail(self, lanes: list[Lane], error: DflashError) -> None:
+    def _finish(self, lane: Lane, chunk: Chunk) -> None:
+        """Hand out the last chunk and the result."""
+        result = lane.result()  # should this fail, the handle is still among those that hear of it
+        self._forget(lane).put(chunk, result)
+
+    def _fail(self, lanes: list[Lane], error: DflashError | MemoryError) -> None:
+        """End these with the error; all that is left, with the engine, when it says that the device is lost."""
+        if isinstance(error, DeviceLost):
+            raise error
+        if isinstance(error, MemoryError):
+            error = no_memory(error)
         for lane in lanes:
             self._forget(lane).fail(error)
 
     def _forget(self, lane: Lane) -> Handle:
         self._scheduler.retire(lane)
         return self._handles.pop(lane)
+
+
+def _stopped(error: BaseException) -> Exception:
+    """What requests are told when `error` has ended the thread."""
+    if isinstance(error, DeviceLost):
+        return error
+    reason = DeviceError(f"the engine stopped: {type(error).__name__}: {error}")
+    reason.__cause__ = error
+    return reason
+
+
+def _forked() -> None:
+    for worker in list(_WORKERS):
+        worker.orphan()
+
+
+_WORKERS: weakref.WeakSet[Worker] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_forked)
 
 
 def bucket(rows: int) -> int:

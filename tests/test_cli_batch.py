@@ -11,6 +11,12 @@ import time
 
 import pytest
 from cli_process import COMMAND, PROMPT, fails, hear_ctrl_c, options_of, run
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pyllama_dflash import FileError, SamplingParams
+from pyllama_dflash.cli.main import _parser
+from pyllama_dflash.cli.requests import Request, read
 
 TEXTS = (PROMPT, "jumps over", "the lazy dog")
 
@@ -71,16 +77,38 @@ def test_a_bad_line_is_named_before_anything_runs(capsys, tmp_path, line, messag
     assert list(tmp_path.iterdir()) == [requests]
 
 
+any_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["\ud800", 10**400]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+fields = st.sampled_from(["id", "prompt", "stop", "logit_bias", "seed", "temperature", "width", "ignore_eos", "x"])
+any_line = (
+    st.binary(max_size=40)
+    | st.dictionaries(fields, any_json, max_size=4).map(lambda line: json.dumps(line).encode())
+    | st.sampled_from([b"9" * 5000, b'{"prompt": "x", "max_tokens": ' + b"9" * 5000 + b"}", b'{"a":' * 5000])
+)
+
+
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(any_line, max_size=3))
+def test_any_lines_are_requests_or_an_error_that_names_one(tmp_path, lines):
+    (tmp_path / "r").write_bytes(b"\n".join(lines))
+    args = _parser().parse_args(["generate", "--jsonl", str(tmp_path / "r")])
+    try:
+        requests = read(args)
+    except FileError as error:
+        assert str(error).startswith(f"{tmp_path}/r: ") and str(error).isprintable()
+    else:
+        assert all(request.prompt and isinstance(request.params, SamplingParams) for request in requests)
+
+
 def test_no_request_is_an_error(capsys, tmp_path):
     (tmp_path / "r").write_bytes(b"\n \n")
     assert "r: no request in it; expected a JSON object a line" in fails(capsys, "generate", "--jsonl", tmp_path / "r")
 
 
 def test_parameters_become_those_of_the_sampler(tmp_path):
-    from pyllama_dflash import SamplingParams
-    from pyllama_dflash.cli.main import _parser
-    from pyllama_dflash.cli.requests import Request, read
-
     def requests(*arguments):
         return read(_parser().parse_args(["generate", *arguments]))
 

@@ -1,19 +1,25 @@
-"""How an engine ends: closed, left behind, or with its interpreter, while requests live."""
+"""How an engine ends while requests live: closed, left behind, forked, with its device or with its interpreter."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import subprocess
 import sys
 import textwrap
 import threading
 import weakref
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
 
 import pytest
 from engine_driver import until
 from engine_model import PAIRS
 
-from pyllama_dflash import Engine, EngineClosed, SamplingParams
+from pyllama_dflash import DeviceError, DeviceLost, Engine, EngineClosed, SamplingParams
+from pyllama_dflash._native import lib
+from pyllama_dflash.ggml import devices, graph, tensors
 
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
 LONG = PARAMS.replaced(max_tokens=1900, width=1)
@@ -102,3 +108,113 @@ def test_interpreter_exit_with_live_lanes(files, end):
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (3 if "3" in end else 0, "live\n", "")
+
+
+# -- forked ------------------------------------------------------------------------------------------------------------
+
+FORKED = """
+    import os, sys
+    from pyllama_dflash import Engine, EngineClosed
+    files, options = {files!r}, dict(device="cpu", threads=1, n_ctx=2000, lanes=2)
+    short = dict(max_tokens=24, ignore_eos=True)
+
+    def hears(what, call):
+        try:
+            call()
+        except EngineClosed as error:
+            print(what, error, flush=True)
+
+    engine = Engine.load(*files, **options)
+    {before}
+    child = os.fork()
+    if child == 0:
+        for handle in handles:
+            hears("result:", handle.result)
+            hears("chunks:", lambda: list(handle))
+        hears("submit:", lambda: engine.submit([5]))
+        hears("prepare:", engine.prepare)
+        engine.close()
+        with Engine.load(*files, **options) as own:
+            print("child", own.generate([5], **short).tokens, flush=True)
+        sys.exit(7)  # with all that an interpreter does at its end
+    print("status", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    for handle in handles:
+        handle.cancel()
+    print("parent", engine.generate([5], **short).tokens)
+"""
+LIVE = """handles = [engine.submit([5], max_tokens=1900, width=1, ignore_eos=True) for _ in range(4)]
+    next(iter(handles[0]))"""
+
+
+@pytest.mark.parametrize("before", ["handles = []", LIVE], ids=["idle", "live"])
+def test_a_forked_process_has_no_engine_and_may_load_its_own(engine, files, before):
+    code = FORKED.format(files=[str(file) for file in files], before=before)
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    reason = "the engine stayed in the process that this one was forked from"
+    tokens = engine.generate([5], PARAMS).tokens
+    handles = [f"{what}: {reason}" for _ in range(4) for what in ("result", "chunks")] if before == LIVE else []
+    child = [*handles, f"submit: {reason}", f"prepare: {reason}", f"child {tokens}"]
+    assert done.stdout.splitlines() == [*child, "status 7", f"parent {tokens}"]
+
+
+# -- a device that fails -----------------------------------------------------------------------------------------------
+
+
+class Answering:
+    """`lib`, whose next computation answers with a status; the calls from then on are noted."""
+
+    def __init__(self, status: int) -> None:
+        self._status: int | None = status
+        self.calls: list[str] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if self.calls is not None:
+            self.calls.append(name)
+        if name != "ggml_backend_graph_compute" or self._status is None:
+            return getattr(lib, name)
+        status, self._status, self.calls = self._status, None, []
+        return lambda *_: status
+
+
+@contextlib.contextmanager
+def answering(status: int) -> Iterator[Answering]:
+    """Everything that uses a device goes through it."""
+    through = Answering(status)
+    with contextlib.ExitStack() as stack:
+        for module in (devices, graph, tensors):
+            stack.enter_context(mock.patch.object(module, "lib", through))
+        yield through
+
+
+def test_a_lost_device_is_not_used_again(engine, files):
+    tokens = engine.generate([5], PARAMS).tokens
+    handles = [engine.submit([5], LONG) for _ in range(4)]
+    next(iter(handles[0]))
+    with answering(lib.GGML_STATUS_FAILED) as through:
+        errors = set()
+        for handle in handles:
+            with pytest.raises(DeviceLost, match=r"^CPU: compute failed \(-1\)") as caught:
+                handle.result(20)
+            errors.add(caught.value)
+        assert len(errors) == 1
+        with pytest.raises(EngineClosed, match=r"^the engine is closed: CPU: compute failed \(-1\)"):
+            engine.submit([5])
+        engine.close()
+        assert not {name for name in through.calls if name.startswith("ggml_backend") or "free" in name}
+    with Engine.load(*files, device="cpu", threads=1, n_ctx=2000) as other:
+        assert other.generate([5], PARAMS).tokens == tokens
+
+
+def test_a_computation_that_gets_no_memory_ends_its_own_requests(engine):
+    tokens = engine.generate([5], PARAMS).tokens
+    running = [engine.submit([5], LONG) for _ in range(2)]
+    for handle in running:
+        next(iter(handle))
+    waiting = engine.submit([5], PARAMS)
+    with answering(lib.GGML_STATUS_ALLOC_FAILED):
+        for handle in running:
+            with pytest.raises(DeviceError, match=r"^CPU: compute failed \(-2\)") as caught:
+                handle.result(20)
+            assert type(caught.value) is DeviceError
+    assert waiting.result(20).tokens == tokens == engine.generate([5], PARAMS).tokens

@@ -13,6 +13,7 @@ from engine_model import PAIRS, chunks_of
 from faults import Fault, Faults
 
 from pyllama_dflash import DeviceError, Engine, EngineClosed, SamplingParams
+from pyllama_dflash.lanes import Lane
 
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
 LONG = PARAMS.replaced(max_tokens=1900, width=1)
@@ -247,21 +248,47 @@ def test_one_that_fails_ends_the_others_of_its_call(engine):
     until(lambda: idle(engine))
 
 
-def test_what_nobody_foresaw_ends_the_engine_and_says_why(engine, monkeypatch):
-    handle = engine.submit([5], LONG)
-    next(iter(handle))
-    cause = ZeroDivisionError("a bug")
+@pytest.mark.parametrize("kind", [ZeroDivisionError, MemoryError, KeyboardInterrupt, SystemExit])
+def test_what_nobody_foresaw_ends_the_engine_and_says_why(engine, files, monkeypatch, kind):
+    """Whatever it is: nobody waits for ever, all hear the same, the memory is back and the next engine is right."""
+    expected = engine.generate([5], PARAMS).tokens
+    handles = [engine.submit([5], LONG) for _ in range(4)]  # two run, two wait
+    next(iter(handles[0]))
+    cause = kind("a bug")
 
     def broken(*_):
         raise cause
 
     monkeypatch.setattr(engine._scheduler, "next_round", broken)
-    with pytest.raises(DeviceError) as caught:
-        handle.result(20)
-    assert str(caught.value) == "the engine stopped: ZeroDivisionError: a bug" and caught.value.__cause__ is cause
-    until(lambda: engine.closed)
-    with pytest.raises(EngineClosed, match=r"^the engine is closed$"):
+    errors = set()
+    for handle in handles:
+        with pytest.raises(DeviceError) as caught:
+            handle.result(20)
+        errors.add(caught.value)
+    (error,) = errors
+    assert str(error) == f"the engine stopped: {kind.__name__}: a bug" and error.__cause__ is cause
+    until(lambda: engine._cache.tensors.closed and not engine._worker._thread.is_alive())
+    with pytest.raises(EngineClosed) as closed:
         engine.submit([5])
+    assert str(closed.value) == f"the engine is closed: the engine stopped: {kind.__name__}: a bug"
+    assert closed.value.__cause__ is error
+    engine.close()
+    with Engine.load(*files, device="cpu", threads=1, n_ctx=2000) as other:
+        assert other.generate([5], PARAMS).tokens == expected
+
+
+@pytest.mark.parametrize("cancels", [False, True])
+def test_a_result_that_cannot_be_made_is_an_error_too(engine, monkeypatch, cancels):
+    def broken(_):
+        raise MemoryError("a bug")
+
+    handle = engine.submit([5], LONG if cancels else PARAMS.replaced(max_tokens=1900))
+    next(iter(handle))
+    monkeypatch.setattr(Lane, "result", broken)
+    if cancels:
+        handle.cancel()
+    with pytest.raises(DeviceError, match=r"^the engine stopped: MemoryError: a bug$"):
+        handle.result(60)
 
 
 def test_a_thread_that_cannot_start_is_an_error(engine, monkeypatch):

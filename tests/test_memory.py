@@ -10,6 +10,7 @@ import pytest
 from engine_driver import Driver
 from engine_model import BLOCK, PAIRS, Limits, Oracle, Request
 from faults import Fault, Faults
+from resident import resident
 
 from pyllama_dflash import DeviceError, Engine, SamplingParams
 from pyllama_dflash.lane_rows import LaneRows
@@ -21,12 +22,6 @@ PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     return PAIRS["often"].write(tmp_path_factory.mktemp("memory"))
-
-
-def resident() -> int:
-    """Bytes of this process in memory."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
 
 
 def traced() -> int:

@@ -6,12 +6,13 @@ import math
 
 import numpy as np
 import pytest
+from any_params import VALID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference.draws import r
 
 from pyllama_dflash.draws import draw
-from pyllama_dflash.errors import DeviceError, RequestError
+from pyllama_dflash.errors import RequestError
 from pyllama_dflash.penalties import adjusted, bias_of, check_bias, neutral, penalties_of
 from pyllama_dflash.sampling import SamplingParams
 
@@ -78,12 +79,23 @@ def test_neutral_parameters_leave_the_row_itself() -> None:
         assert not neutral(params) and adjusted(ROW, params, SEEN) is not ROW
 
 
-def test_an_overflow_is_the_draws_to_refuse() -> None:
-    params = SamplingParams(repetition_penalty=0.25, logit_bias={2: 3e38})
-    row = adjusted(ROW, params, [2])
-    assert row[2] == math.inf
-    with pytest.raises(DeviceError, match="logits at position 3 are not finite"):
-        draw(row, params, 3)
+@given(
+    st.builds(
+        SamplingParams,
+        repetition_penalty=st.sampled_from([1e-6, 1e6]) | VALID["repetition_penalty"],
+        presence_penalty=VALID["presence_penalty"],
+        logit_bias=st.dictionaries(st.integers(0, 2), st.sampled_from([-1e9, 1e9]) | st.floats(-1e9, 1e9)),
+        temperature=st.sampled_from([0, 1e-6, 1e6]),
+    ),
+    st.lists(st.floats(-1e6, 1e6, width=32), min_size=4, max_size=4),
+)
+@settings(max_examples=400, deadline=None)
+def test_no_parameters_make_a_row_that_cannot_be_drawn_from(params: SamplingParams, row: list[float]) -> None:
+    got = adjusted(np.array(row, np.float32), params, [0, 1, 2])
+    assert np.isfinite(got).all()
+    if params.temperature:
+        assert np.isfinite(got / np.float32(params.temperature)).all()
+    assert 0 <= draw(got, params, 3) < 4
 
 
 values = st.floats(-60, 60, width=32) | st.sampled_from([0.0, -0.0, -math.inf])
@@ -144,6 +156,13 @@ def test_a_slot_says_what_the_parameters_say(bias: dict[int, float], capacity: i
     n = int(np.argmax(np.append(words[:, 0], -1) < 0))
     assert dict(zip(words[:n, 0].tolist(), words[:n, 1].copy().view(np.float32).tolist(), strict=True)) == bias
     assert (words[n:] == [-1, 0]).all()
+
+
+def test_biases_that_leave_no_token_are_refused() -> None:
+    params = SamplingParams(logit_bias=dict.fromkeys(range(7), -math.inf) | {7: -1e9})
+    check_bias(params, 8)
+    with pytest.raises(RequestError, match=r"^logit_bias: 7 tokens forbidden given; expected at most 6, all but one$"):
+        check_bias(params, 7)
 
 
 def test_a_bias_beyond_the_vocabulary_is_refused() -> None:

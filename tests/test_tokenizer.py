@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_checks import write_vocabulary
 
-from pyllama_dflash.chat_template import ChatTemplate
 from pyllama_dflash.errors import EngineClosed, FileError, RequestError
 from pyllama_dflash.gguf_file import TOKENS, GGUFFile
 from pyllama_dflash.tokenizer import MAX_TEXT_BYTES, StreamDecoder, Tokenizer
@@ -262,101 +261,3 @@ def test_the_file_s_template_is_used(tmp_path, qwen):
         pytest.raises(RequestError, match="has none"),
     ):
         small.apply_chat_template(MESSAGES)
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("{% for i in range(9) %}{% if i == 2 %}{% continue %}{% endif %}{% if i > 3 %}{% break %}{% endif %}{{ i }}"
-         "{% endfor %}", "013"),
-        ("a\n  {% if true %}\nb\n  {% endif %}\nc\n", "a\nb\nc"),
-        ("{{ {'k': 'é<', 'n': [1, 2]} | tojson }}", '{"k": "é<", "n": [1, 2]}'),
-        ("{{ [1] | tojson(indent=1) }}", "[\n 1\n]"),
-        ("{{ 'a' ~ 1 ~ ['b'] }}", "a1['b']"),
-        ("{{ ['a', 1] | join('-') }}{{ '+'.join(['x', 'y']) }}", "a-1x+y"),
-        ("{{ [{'n': 1}, {'n': 2}] | join(',', attribute='n') }}", "1,2"),
-        ("{{ 'aXbX' | replace('X', '..') }}{{ 'aXbX'.replace('X', '', 1) }}", "a..b..abX"),
-        ("{{ 'a\nb' | indent(2) }}", "a\n  b"),
-        ("{% generation %}x{{ 1 }}{% endgeneration %}", "x1"),
-        ("{{ 7 % 4 + 2 * 3 }}{{ 'ab' * 2 }}{{ [1] + [2] }}", "9abab[1, 2]"),
-        ("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "2"),
-        ("{% macro m(context) %}{{ context.role }}{% endmacro %}{{ m(context=messages[0]) }}", "user"),
-        ("{{ strftime_now('%Y') | int > 2000 }}", "True"),
-        ("{{ missing is defined }}{{ missing }}", "False"),
-    ],
-)  # fmt: skip
-def test_templates_find_the_usual_conventions(source, expected):
-    assert ChatTemplate(source).render(messages=MESSAGES) == expected
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("{{ raise_exception('roles must alternate') }}", "roles must alternate given"),
-        ("{% if %}", "in line 1"),
-        ("{% if x %}", "end of template"),
-        ("{{ ''.__class__.__mro__ }}", "SecurityError|unsafe"),
-        ("{{ messages.__class__.__base__.__subclasses__() }}", "SecurityError|unsafe"),
-        ("{{ raise_exception.__globals__.x }}", "SecurityError|unsafe"),
-        ("{{ messages.append(1) }}", "SecurityError|unsafe"),
-        ("{{ messages[0].update(role='x') }}", "SecurityError|unsafe"),
-        ("{{ cycler.__init__.__globals__.os.system('true') }}", "SecurityError|unsafe|UndefinedError"),
-        ("{% include 'x' %}", "no loader|TypeError"),
-        ("{{ lipsum() }}", "UndefinedError"),
-        ("{{ 1 / 0 }}", "ZeroDivisionError"),
-        ("{{ x.y.z }}", "UndefinedError"),
-        ("{{ 'a' * 100000000 }}", "would make more than"),
-        ("{{ [0] * 100000000 }}", "would make more than"),
-        ("{{ 100000000 * 'a' }}", "would make more than"),
-        ("{{ 9 ** 999999999 }}", "not offered"),
-        ("{{ '%999999999d' % 1 }}", "not offered"),
-        ("{{ '{:999999999}'.format(1) }}", "SecurityError|unsafe"),
-        ("{{ 'a'.ljust(999999999) }}", "SecurityError|unsafe"),
-        ("{{ 'a' | center(999999999) }}", "No filter named 'center'"),
-        ("{{ 'a\nb' | indent(999999999) }}", "more than 64"),
-        ("{{ [1] | tojson(indent=999999999) }}", "not in 0..64"),
-        ("{% set x = namespace(s='ab') %}{% for i in range(40) %}{% set x.s = x.s ~ x.s %}{% endfor %}", "joining"),
-        ("{% set x = namespace(s='ab') %}{% for i in range(40) %}{% set x.s = x.s + x.s %}{% endfor %}", r"\+ would"),
-        ("{% set x = namespace(s='aa') %}{% for i in range(9) %}{% set x.s = x.s | replace('a', x.s) %}{% endfor %}",
-         "replace would"),
-        ("{% set x = namespace(s='aa') %}{% for i in range(9) %}{% set x.s = x.s.replace('a', x.s) %}{% endfor %}",
-         "replace would"),
-        ("{% set x = namespace(s='aa') %}{% for i in range(40) %}{% set x.s = x.s.join([x.s, x.s]) %}{% endfor %}",
-         "joining"),
-        ("{% set x = namespace(s='ab') %}{% for i in range(40) %}{% set b %}{{ x.s }}{{ x.s }}{% endset %}"
-         "{% set x.s = b %}{% endfor %}", "joining"),
-        ("{% set x = namespace(n=9) %}{% for i in range(40) %}{% set x.n = x.n * x.n %}{% endfor %}", "too large"),
-        ("{{ range(999999999) }}", "OverflowError|Range too big"),
-        ("{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", "the output passes"),
-        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
-        ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "recursion|nested|RecursionError"),
-        ("x" * (1 << 20) + "y", "at most 1048576"),
-    ],
-    ids=lambda value: value[:60],
-)  # fmt: skip
-def test_templates_that_fail_or_mean_harm(source, message):
-    messages = [dict(m) for m in MESSAGES]
-    with pytest.raises(RequestError, match=r"^chat template: ") as caught:
-        ChatTemplate(source).render(messages=messages)
-    assert re.search(message, f"{caught.value.value} given"), caught.value.value
-    assert messages == MESSAGES
-
-
-def test_an_endless_template_is_stopped(monkeypatch):
-    monkeypatch.setattr("pyllama_dflash.chat_template.MAX_SECONDS", 0.3)
-    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    start = time.monotonic()
-    with pytest.raises(RequestError, match=r"did not end within 0\.3 s"):
-        ChatTemplate(loops).render()
-    assert time.monotonic() - start < 10
-    assert ChatTemplate("{{ 1 }}").render() == "1"
-
-
-def test_templates_render_in_any_thread():
-    template, results = ChatTemplate("{% for m in messages %}{{ m.role }} {% endfor %}"), []
-    threads = [threading.Thread(target=lambda: results.append(template.render(messages=MESSAGES))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == ["user assistant "] * 3

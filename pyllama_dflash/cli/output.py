@@ -25,33 +25,45 @@ def opened(name: str | None) -> Iterator[TextIO]:
         yield sys.stdout
         return
     if os.path.exists(name) and not os.path.isfile(name):
-        with _created(Path(name), name) as stream:
+        with _writing(name), _created(Path(name), name) as stream:
             yield stream
         return
     path = Path(os.path.realpath(name))
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with _created(part, name) as stream:
-            yield stream
-        part.replace(path)
+        with _writing(name):
+            with _created(part, name) as stream:
+                yield stream
+            part.replace(path)
     finally:
         part.unlink(missing_ok=True)
 
 
-def _created(path: Path, name: str) -> TextIO:
+@contextlib.contextmanager
+def _writing(name: str) -> Iterator[None]:
+    """A write that fails, or the close behind it, which tries once more, is a FileError that says where."""
     try:
-        return path.open("w", encoding="utf-8", newline="\n")
+        yield
+    except BrokenPipeError:  # whoever read has heard enough, which is no error
+        raise
     except OSError as error:
         raise FileError(name, f"cannot be written: {error.strerror}") from error
 
 
+def _created(path: Path, name: str) -> TextIO:
+    with _writing(name):
+        return path.open("w", encoding="utf-8", newline="\n")
+
+
 def put(stream: TextIO, text: str) -> None:
-    """Write `text` at once. Python's own text layer would drop the rest when an unbuffered stdout takes a part only."""
-    stream.flush()
+    """Write `text` at once. Python's own text layer would drop the rest when an unbuffered stdout takes a part only.
+    FileError when there is no room for it."""
     rest = memoryview(text.encode(stream.encoding, stream.errors or "strict"))
-    while rest:
-        rest = rest[stream.buffer.write(rest) :]
-    stream.buffer.flush()
+    with _writing(stream.name):
+        stream.flush()
+        while rest:
+            rest = rest[stream.buffer.write(rest) :]
+        stream.buffer.flush()
 
 
 def put_whole(stream: TextIO, text: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FileError, RequestError
-from ..sampling import SamplingParams
+from ..sampling import SamplingParams, is_unicode
 
 _PARAMETERS = tuple(field.name for field in dataclasses.fields(SamplingParams))
 
@@ -138,24 +138,19 @@ def _request(fields: dict[str, Any], number: int, defaults: SamplingParams) -> R
 def _id(value: object) -> str | int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    if isinstance(value, str) and _is_unicode(value):
+    if isinstance(value, str) and is_unicode(value):
         return value
     raise RequestError("id", ascii(value), "text or a whole number")
 
 
 def _prompt(fields: dict[str, Any]) -> str | list[int]:
     value = fields.get("prompt")
-    if isinstance(value, str) and _is_unicode(value):
+    if isinstance(value, str) and is_unicode(value):
         return _checked(value)
     if isinstance(value, list) and value and all(type(token) is int and token >= 0 for token in value):
         return value
     shown = ascii(value) if "prompt" in fields else "nothing"
     raise RequestError("prompt", shown, "text or a list of token ids, not empty")
-
-
-def _is_unicode(text: str) -> bool:
-    """JSON can spell halves of characters, which no text holds."""
-    return not any(0xD800 <= ord(c) <= 0xDFFF for c in text)
 
 
 def _biases(value: Any) -> Any:

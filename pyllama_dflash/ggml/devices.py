@@ -16,6 +16,7 @@ from . import logs
 if TYPE_CHECKING:
     from .tensors import Tensor
 
+MAX_THREADS = 512
 _KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel", 4: "meta"}
 _MODULE_PREFIX = "libdflash-"
 _NOT_MODULES = {"base", "ggml", "llama"}
@@ -122,8 +123,8 @@ class Backend:
     def __init__(self, device: DeviceInfo, threads: int | None = None) -> None:
         self.device = device
         self.threads = threads if threads is not None else default_threads()
-        if not 1 <= self.threads <= 512:
-            raise RequestError("threads", self.threads, "1..512")
+        if not 1 <= self.threads <= MAX_THREADS:
+            raise RequestError("threads", self.threads, f"1..{MAX_THREADS}")
         self._dev = lib.ggml_backend_dev_get(device.index)
         self._ptr = lib.ggml_backend_dev_init(self._dev, ffi.NULL)
         if self._ptr == ffi.NULL:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._native import ffi, lib
-from ..errors import DeviceError, EngineClosed
+from ..errors import DeviceError, DeviceLost, EngineClosed
 from . import logs
 from .devices import Backend
 from .dflash_ops import DflashOps, PathName
@@ -110,12 +110,13 @@ class Graph(DflashOps):
     # -- running -----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Compute all nodes. The GIL is free meanwhile."""
+        """Compute all nodes. The GIL is free meanwhile. DeviceLost when it fails otherwise than for want of memory."""
         if self._allocator is None:
             raise ShapeError("graph is not built")
         status = lib.ggml_backend_graph_compute(self.backend.ptr, self._graph)
         if status != lib.GGML_STATUS_SUCCESS:
-            raise DeviceError(f"{self.backend.device.name}: compute failed ({status}): {logs.native_log_tail()}")
+            failed = DeviceError if status == lib.GGML_STATUS_ALLOC_FAILED else DeviceLost
+            raise failed(f"{self.backend.device.name}: compute failed ({status}): {logs.native_log_tail()}")
 
     @property
     def nodes(self) -> Counter[str]:
