@@ -5,8 +5,10 @@
 
 #include "dflash-mul-mat-definition.h"
 
+#include <numeric>
+
 struct FusedCase {
-    enum Pattern { ADD_NORM, NORM, SWIGLU, GATED, NORMED_HEADS, GATES, HEADS } pattern;
+    enum Pattern { ADD_NORM, NORM, SWIGLU, GATED, NORMED_HEADS, GATES, HEADS, STORE } pattern;
     BlockLayout layout;
     int64_t K, M;
 };
@@ -21,6 +23,11 @@ class FusedGraph {
         buffer_ = ggml_backend_alloc_ctx_tensors_from_buft(ctx_, ggml_backend_get_default_buffer_type(on.handle));
         for (const auto & input : inputs_) {
             ggml_backend_tensor_set(input.first, input.second.data(), 0, ggml_nbytes(input.first));
+        }
+        if (rows_ != nullptr) {
+            Ints own(ggml_nelements(rows_));
+            std::iota(own.begin(), own.end(), 0);
+            ggml_backend_tensor_set(rows_, own.data(), 0, ggml_nbytes(rows_));
         }
         for (ggml_tensor * w : weights_) {
             ggml_backend_tensor_set(w, weights.data(), 0, ggml_nbytes(w));
@@ -44,8 +51,14 @@ class FusedGraph {
         }
         std::vector<Floats> results;
         for (ggml_tensor * y : outputs_) {
+            std::vector<uint8_t> bytes(ggml_nbytes(y));
+            ggml_backend_tensor_get(y, bytes.data(), 0, bytes.size());
             results.emplace_back(ggml_nelements(y));
-            ggml_backend_tensor_get(y, results.back().data(), 0, ggml_nbytes(y));
+            if (y->type == GGML_TYPE_F32) {
+                std::memcpy(results.back().data(), bytes.data(), bytes.size());
+            } else {
+                ggml_get_type_traits(y->type)->to_float(bytes.data(), results.back().data(), ggml_nelements(y));
+            }
         }
         return results;
     }
@@ -58,6 +71,7 @@ class FusedGraph {
     ggml_backend_buffer_t buffer_;
     std::vector<std::pair<ggml_tensor *, Floats>> inputs_;
     std::vector<ggml_tensor *> weights_, outputs_;
+    ggml_tensor * rows_ = nullptr;
 
     ggml_tensor * input(int64_t ne0, int64_t ne1) {
         std::mt19937 engine((uint32_t) inputs_.size() + 1);
@@ -132,6 +146,12 @@ class FusedGraph {
             output(norm(heads, input(d, 1)));
             break;
         }
+        case FusedCase::STORE: { // a row to itself
+            rows_ = ggml_new_tensor_1d(ctx_, GGML_TYPE_I32, n);
+            ggml_tensor * to = ggml_new_tensor_2d(ctx_, GGML_TYPE_Q8_0, K, n);
+            output(ggml_set_rows(ctx_, to, window(K, n), rows_));
+            break;
+        }
         }
     }
 };
@@ -161,7 +181,7 @@ inline void fused_against_cpu(const FusedCase & c, const std::vector<uint8_t> & 
 
 inline void fused_cases() {
     for (const BlockLayout & layout : BLOCK_LAYOUTS) {
-        for (int pattern = FusedCase::ADD_NORM; pattern <= FusedCase::HEADS; pattern++) {
+        for (int pattern = FusedCase::ADD_NORM; pattern <= FusedCase::STORE; pattern++) {
             for (int64_t K : {256, 1536}) {
                 const FusedCase c = {(FusedCase::Pattern) pattern, layout, K, 200};
                 fused_against_cpu(c, quantised(layout.type, c.K, c.M));

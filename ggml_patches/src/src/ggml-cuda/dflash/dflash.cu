@@ -33,5 +33,5 @@ int ggml_cuda_dflash_fuse(ggml_backend_cuda_context & ctx, const ggml_cgraph * g
     }
 #endif
     GGML_UNUSED_VARS(ctx, graph, i);
-    return 0;
+    return -1;
 }

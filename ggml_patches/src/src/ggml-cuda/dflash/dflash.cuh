@@ -8,5 +8,5 @@
 void ggml_cuda_op_dflash(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 bool ggml_cuda_dflash_supported(const ggml_tensor * op);
 
-// Computes node i of a graph and some behind it: how many behind it, or 0 if nothing is known that begins there.
+// Computes node i of a graph and some behind it: how many behind it, or -1 if nothing is known that begins there.
 int ggml_cuda_dflash_fuse(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, int i);

@@ -7,7 +7,7 @@
 namespace dflash {
 namespace wgmma {
 
-// Computes node i and some behind it, on Hopper: how many behind it, or 0 if node i begins nothing that is known.
+// Computes node i and some behind it, on Hopper: how many behind it, or -1 if node i begins nothing that is known.
 int fuse(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, int i);
 
 } // namespace wgmma

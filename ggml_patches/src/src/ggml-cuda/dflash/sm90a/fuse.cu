@@ -11,6 +11,8 @@ namespace wgmma {
 
 namespace {
 
+constexpr int NOTHING = -1; // is known that begins here
+
 // A walk over the nodes that compute.
 struct Walk {
     const ggml_cgraph * graph;
@@ -88,11 +90,11 @@ int try_norm(ggml_backend_cuda_context & ctx, Walk walk) {
     const ggml_tensor * mul = norm ? walk.take(GGML_OP_MUL) : nullptr;
     if (!is_weighted(mul, norm) || walk.uses(norm) != 1 || !ggml_is_contiguous(norm->src[0]) || !is_f32(norm->src[0]) ||
         (add != nullptr && norm->src[0] != add)) {
-        return 0;
+        return NOTHING;
     }
     if (add != nullptr && !(ggml_are_same_shape(add->src[0], add->src[1]) && ggml_is_contiguous(add->src[0]) &&
                             ggml_is_contiguous(add->src[1]) && is_f32(add->src[0]) && is_f32(add->src[1]))) {
-        return 0;
+        return NOTHING;
     }
     ggml_tensor * products[MAX_PRODUCTS] = {};
     int n = 0, last = walk.at;
@@ -101,7 +103,7 @@ int try_norm(ggml_backend_cuda_context & ctx, Walk walk) {
         products[n++] = walk.take(GGML_OP_DFLASH);
     }
     if (n == 0 || walk.uses(mul) != n || norm->ne[0] > MAX_ROW) {
-        return 0;
+        return NOTHING;
     }
     Product first(ctx, products[0]), second(ctx, products[n - 1]);
     Product * all[MAX_PRODUCTS] = {&first, &second};
@@ -131,13 +133,13 @@ int try_swiglu(ggml_backend_cuda_context & ctx, Walk walk) {
     const ggml_tensor * glu = walk.take(GGML_OP_GLU);
     if (glu == nullptr || glu->src[1] == nullptr || ggml_get_glu_op(glu) != GGML_GLU_OP_SWIGLU ||
         !is_product(walk.node()) || !walk.passes_to(glu, walk.node()->src[1])) {
-        return 0;
+        return NOTHING;
     }
     Product product(ctx, walk.node());
     const int64_t K = (int64_t) product.node.n_blocks * mm::SUPER, n = product.node.n_columns;
     Swiglu source;
     if (!as_columns(glu->src[0], K, n, source.gate) || !as_columns(glu->src[1], K, n, source.up)) {
-        return 0;
+        return NOTHING;
     }
     prepare(ctx, product, source);
     multiply(ctx, product);
@@ -152,13 +154,13 @@ int try_gated(ggml_backend_cuda_context & ctx, Walk walk) {
     if (mul == nullptr || ggml_get_unary_op(gate) != GGML_UNARY_OP_SIGMOID || mul->src[1] != gate ||
         walk.uses(gate) != 1 || !ggml_are_same_shape(mul, gate) || !is_product(walk.node()) ||
         !walk.passes_to(mul, walk.node()->src[1])) {
-        return 0;
+        return NOTHING;
     }
     Product product(ctx, walk.node());
     const int64_t K = (int64_t) product.node.n_blocks * mm::SUPER, n = product.node.n_columns;
     Gated source;
     if (!as_columns(mul->src[0], K, n, source.x) || !as_columns(gate->src[0], K, n, source.gate)) {
-        return 0;
+        return NOTHING;
     }
     prepare(ctx, product, source);
     multiply(ctx, product);
@@ -174,7 +176,7 @@ int try_normed_heads(ggml_backend_cuda_context & ctx, Walk walk) {
     if (glu == nullptr || norm->ne[0] != NormedHeads::HEAD_WIDTH || !is_weighted(mul, norm) || walk.uses(norm) != 1 ||
         glu->src[1] == nullptr || ggml_get_glu_op(glu) != GGML_GLU_OP_SWIGLU || !walk.passes_to(mul, glu->src[1]) ||
         !is_product(walk.node()) || !walk.passes_to(glu, walk.node()->src[1])) {
-        return 0;
+        return NOTHING;
     }
     Product product(ctx, walk.node());
     const int64_t K = (int64_t) product.node.n_blocks * mm::SUPER, n = product.node.n_columns;
@@ -182,7 +184,7 @@ int try_normed_heads(ggml_backend_cuda_context & ctx, Walk walk) {
     source.weight = (const float *) mul->src[1]->data;
     memcpy(&source.eps, norm->op_params, sizeof(float));
     if (!as_columns(norm->src[0], K, n, source.x) || !as_columns(glu->src[0], K, n, source.gate)) {
-        return 0;
+        return NOTHING;
     }
     prepare(ctx, product, source);
     multiply(ctx, product);
@@ -199,19 +201,19 @@ int try_gates(ggml_backend_cuda_context & ctx, Walk walk) {
     if (decay == nullptr || gates == nullptr || gates->op != GGML_OP_UNARY ||
         ggml_get_unary_op(plus) != GGML_UNARY_OP_SOFTPLUS || ggml_get_unary_op(gates) != GGML_UNARY_OP_SIGMOID ||
         plus->src[0] != add || decay->src[0] != plus || walk.uses(add) != 1 || walk.uses(plus) != 1) {
-        return 0;
+        return NOTHING;
     }
     const ggml_tensor *x = gates->src[0], *alpha = add->src[0], *bias = add->src[1], *a = decay->src[1];
     const int64_t h = alpha->ne[0];
     for (const ggml_tensor * vector : {bias, a}) {
         if (!is_f32(vector) || !ggml_is_contiguous(vector) || ggml_nelements(vector) != h || vector->ne[0] != h) {
-            return 0;
+            return NOTHING;
         }
     }
     if (alpha->op != GGML_OP_VIEW || alpha->view_src != x || alpha->view_offs != 0 || !is_f32(x) ||
         !ggml_is_contiguous(x) || x->ne[2] * x->ne[3] != 1 || alpha->ne[1] != x->ne[1] || alpha->nb[1] != x->nb[1] ||
         !ggml_is_contiguous(decay) || ggml_nelements(x) > INT32_MAX) {
-        return 0;
+        return NOTHING;
     }
     const Gates node = {(const float *) x->data, (const float *) bias->data,
                         (const float *) a->data, (float *) decay->data,
@@ -230,14 +232,14 @@ int try_heads(ggml_backend_cuda_context & ctx, Walk walk) {
     const ggml_tensor * mul = walk.node();
     if (norm == nullptr || mul == nullptr || mul->op != GGML_OP_MUL || !is_weighted(mul, norm) ||
         walk.uses(norm) != 1 || norm->ne[0] != NormedHeads::HEAD_WIDTH || ggml_nrows(norm) > INT32_MAX) {
-        return 0;
+        return NOTHING;
     }
     const ggml_tensor * x = norm->src[0];
     const int at = walk.at;
     walk.advance();
     if (!is_f32(x) || x->nb[0] != sizeof(float) || (x->nb[1] | x->nb[2] | x->nb[3] | (uintptr_t) x->data) % 16 != 0 ||
         (walk.node() != nullptr && walk.node()->op == GGML_OP_ROPE)) {
-        return 0;
+        return NOTHING;
     }
     HeadNorms node = {(const float *) x->data, (const float *) mul->src[1]->data, (float *) mul->data, {}, 0, 0, 0, 0};
     for (int i = 0; i < 3; i++) {
@@ -250,16 +252,36 @@ int try_heads(ggml_backend_cuda_context & ctx, Walk walk) {
     return at - begin;
 }
 
+// F32 rows into Q8_0 ones: upstream has a thread quantise a block by itself, which takes five times as long
+int try_store(ggml_backend_cuda_context & ctx, Walk walk) {
+    const ggml_tensor * node = walk.node();
+    if (node->op != GGML_OP_SET_ROWS || node->type != GGML_TYPE_Q8_0) {
+        return NOTHING;
+    }
+    const ggml_tensor *x = node->src[0], *rows = node->src[1];
+    if (!is_f32(x) || rows->type != GGML_TYPE_I32 || x->nb[0] != sizeof(float) || rows->nb[0] != sizeof(int32_t) ||
+        x->ne[2] * x->ne[3] != 1 || x->nb[1] % sizeof(float) != 0 || ggml_nelements(x) > INT32_MAX) {
+        return NOTHING;
+    }
+    const StoredRows stored = {(const char *) x->data, (const int32_t *) rows->data, (char *) node->data,
+                               (int64_t) x->nb[1],     (int64_t) node->nb[1],        (int) (x->ne[0] / QK8_0),
+                               (int) x->ne[1]};
+    const int n_warps = stored.n_blocks * stored.n_rows;
+    const ggml_cuda_kernel_launch_params params(dim3((n_warps + 7) / 8), dim3(256), (size_t) 0, ctx.stream());
+    ggml_cuda_kernel_launch(store_rows, params, stored);
+    return 0;
+}
+
 } // namespace
 
 int fuse(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, int i) {
-    for (const auto & attempt : {try_norm, try_swiglu, try_gated, try_normed_heads, try_gates, try_heads}) {
+    for (const auto & attempt : {try_norm, try_swiglu, try_gated, try_normed_heads, try_gates, try_heads, try_store}) {
         const int skipped = attempt(ctx, {graph, i});
-        if (skipped > 0) {
+        if (skipped != NOTHING) {
             return skipped;
         }
     }
-    return 0;
+    return NOTHING;
 }
 
 } // namespace wgmma

@@ -28,16 +28,21 @@ constexpr int at_most(int a, int b) {
 // What lies in shared memory, from its begin: table, barriers, columns, weights. Sums do not depend on it.
 template <ggml_type TYPE, int N8> struct Room {
     static constexpr int BARRIERS = TYPE == GGML_TYPE_IQ4_XS ? TABLE_BYTES : 0;
-    static constexpr int COLUMNS = BARRIERS + (int) sizeof(Barriers);
-    static constexpr int COLUMN_BYTES = wgmma::COLUMN_BYTES<TYPE> * N8, WARP_BYTES = Pieces<TYPE>::STAGE_BYTES;
-    static constexpr int WEIGHT_BYTES = MAX_HEIGHT / mm::TILE * WARP_BYTES;
-    static constexpr int WEIGHT_STAGES = at_most((SHARED_LIMIT - COLUMNS - 2 * COLUMN_BYTES) / WEIGHT_BYTES, 4);
-    static constexpr int COLUMN_STAGES =
-        at_most((SHARED_LIMIT - COLUMNS - WEIGHT_STAGES * WEIGHT_BYTES) / COLUMN_BYTES, MAX_STAGES);
-    static constexpr int WEIGHTS = COLUMNS + COLUMN_STAGES * COLUMN_BYTES;
-    static_assert(WEIGHT_STAGES >= 2 && COLUMN_STAGES >= 2, "both come while others are read");
+    static constexpr int COLUMNS = BARRIERS + (int) sizeof(Barriers), COLUMN_BYTES = wgmma::COLUMN_BYTES<TYPE> * N8;
+    static constexpr int MAX_WARPS = MAX_HEIGHT / mm::TILE, FREE = SHARED_LIMIT - COLUMNS; // for columns and weights
 
-    static constexpr int bytes(int height) { return WEIGHTS + height / mm::TILE * WARP_BYTES * WEIGHT_STAGES; }
+    static constexpr int WEIGHT_STAGES =
+        at_most((FREE - 2 * COLUMN_BYTES) / (MAX_WARPS * Pieces<TYPE>::STAGE_BYTES), 4);
+    static constexpr bool HAS_RINGS = TYPE == GGML_TYPE_IQ4_XS && 2 * COLUMN_BYTES + MAX_WARPS * RowRing::BYTES <= FREE;
+    static_assert(WEIGHT_STAGES >= 2, "weights come while others are read");
+
+    template <typename Weights>
+    static constexpr int COLUMN_STAGES = at_most((FREE - MAX_WARPS * Weights::BYTES) / COLUMN_BYTES, MAX_STAGES);
+    template <typename Weights> static constexpr int WEIGHTS = COLUMNS + COLUMN_STAGES<Weights> * COLUMN_BYTES;
+
+    template <typename Weights> static constexpr int bytes(int height) {
+        return WEIGHTS<Weights> + height / mm::TILE * Weights::BYTES;
+    }
 };
 
 // Copies `bytes` to shared memory, and completes the barrier's phase with them. Both ends are aligned to 16.
@@ -53,7 +58,8 @@ __device__ __forceinline__ void copy_bulk(char * to, const void * from, int byte
 
 // The columns of a share's super-blocks, in order. The block's first thread keeps them coming: when it turns to a
 // stage, it fills the one before, which all warps have left or soon will.
-template <ggml_type TYPE, int N8> struct Ring {
+template <ggml_type TYPE, int N8, int STAGES> struct Ring {
+    static_assert(STAGES >= 2, "columns come while others are read");
     using R = Room<TYPE, N8>;
     Barriers & barriers;
     char * columns;
@@ -72,17 +78,17 @@ template <ggml_type TYPE, int N8> struct Ring {
 
     // By the first thread, before anything else.
     __device__ void begin(int block, int left) const {
-        for (int i = 0; i < min(R::COLUMN_STAGES - 1, left); i++) {
+        for (int i = 0; i < min(STAGES - 1, left); i++) {
             fill(i, block + i);
         }
     }
 
     // A super-block's columns, once they are there. `left` super-blocks of the share come from this one on.
     __device__ const char * await(int block, int left) const {
-        if (threadIdx.x == 0 && left >= R::COLUMN_STAGES) {
-            const int before = stage == 0 ? R::COLUMN_STAGES - 1 : stage - 1;
+        if (threadIdx.x == 0 && left >= STAGES) {
+            const int before = stage == 0 ? STAGES - 1 : stage - 1;
             attn::wait(barriers.empty[before], stage == 0 ? parity ^ 1 : parity);
-            fill(before, block + R::COLUMN_STAGES - 1);
+            fill(before, block + STAGES - 1);
         }
         __syncwarp();
         attn::wait(barriers.full[stage], parity);
@@ -93,7 +99,7 @@ template <ggml_type TYPE, int N8> struct Ring {
         if (threadIdx.x % 32 == 0) {
             attn::arrive(barriers.empty[stage]);
         }
-        if (++stage == R::COLUMN_STAGES) {
+        if (++stage == STAGES) {
             stage = 0, parity ^= 1;
         }
     }
@@ -148,9 +154,9 @@ template <ggml_type TYPE, int AT_ONCE> struct Fragments {
 
 // One super-block of a warp's rows, which begin at at[], and of all columns. While steps are multiplied, the next are
 // finished and those behind them looked up: as many as registers allow.
-template <ggml_type TYPE, int N8>
-__device__ __forceinline__ void meet(mm::Sums<1, N8> & sums, const char * shared, const int (&at)[2],
-                                     Ring<TYPE, N8> & ring, int block, int left) {
+template <ggml_type TYPE, int N8, typename Columns>
+__device__ __forceinline__ void meet(mm::Sums<1, N8> & sums, const char * shared, const int (&at)[2], Columns & ring,
+                                     int block, int left) {
     constexpr bool OFTEN = mm::UNIT_STEPS<TYPE> == 2; // a unit serves two steps, or a super-block
     constexpr uint64_t STEP = N8 * STEP_BYTES / 16;
     constexpr int AT_ONCE = N8 == 1 && !OFTEN ? 2 : 1;
@@ -201,20 +207,21 @@ __device__ __forceinline__ void meet(mm::Sums<1, N8> & sums, const char * shared
     ring.release();
 }
 
-template <ggml_type TYPE, int N8>
+template <ggml_type TYPE, int N8, typename Weights>
 __global__ void __launch_bounds__(MAX_THREADS, 1)
     multiply_rows(const mm::Node node, const mm::Cut cut, const Buffers buffers) {
     using R = Room<TYPE, N8>;
+    constexpr int COLUMN_STAGES = R::template COLUMN_STAGES<Weights>;
     extern __shared__ __align__(128) char shared[];
     const int warp = __shfl_sync(0xffffffff, (int) threadIdx.x / 32, 0); // the compiler sees that all threads have one
     const int lane = (int) threadIdx.x % 32, share = (int) blockIdx.x;
-    const int ring_of_warp = R::WEIGHTS + warp * R::WEIGHT_STAGES * R::WARP_BYTES;
+    const int ring_of_warp = R::template WEIGHTS<Weights> + warp * Weights::BYTES;
     Barriers & barriers = *(Barriers *) (shared + R::BARRIERS);
-    Weights<TYPE> weights(node, cut, warp, shared + ring_of_warp, share);
-    for (int stage = 0; stage < R::WEIGHT_STAGES - 1; stage++) {
-        weights.fetch(stage); // while columns are prepared
+    Weights weights(node, cut, warp, shared + ring_of_warp, share);
+    for (int i = 0; i < Weights::AHEAD; i++) {
+        weights.fetch(); // while columns are prepared
     }
-    if (threadIdx.x < R::COLUMN_STAGES) {
+    if (threadIdx.x < COLUMN_STAGES) {
         attn::make_barrier(barriers.full[threadIdx.x], 1);
         attn::make_barrier(barriers.empty[threadIdx.x], blockDim.x / 32);
     }
@@ -226,31 +233,28 @@ __global__ void __launch_bounds__(MAX_THREADS, 1)
     ggml_cuda_pdl_lc();
 
     mm::Batch<1> now(cut, share);
-    Ring<TYPE, N8> ring = {barriers, shared + R::COLUMNS, buffers.columns, node.n_blocks};
+    Ring<TYPE, N8, COLUMN_STAGES> ring = {barriers, shared + R::COLUMNS, buffers.columns, node.n_blocks};
     if (threadIdx.x == 0) {
         ring.begin(now.block, now.left);
     }
     const Result<N8> result = {node, cut, buffers, warp, lane};
     mm::Sums<1, N8> sums;
-    for (int stage = 0; now.left > 0;) {
-        wait_for_stages<R::WEIGHT_STAGES - 2>();
-        weights.fetch(stage == 0 ? R::WEIGHT_STAGES - 1 : stage - 1);
-        const uint32_t row = (uint32_t) (now.tile * cut.height + warp * mm::TILE + lane / 4);
-        const uint32_t low = (uint32_t) (uintptr_t) node.w + row * (uint32_t) node.w_row;
-        const int ring_at = ring_of_warp + stage * R::WARP_BYTES;
-        const int at[2] = {ring_at + place_in_stage<TYPE>(low, now.block, lane / 4),
-                           ring_at + place_in_stage<TYPE>(low + 8 * (uint32_t) node.w_row, now.block, 8 + lane / 4)};
+    while (now.left > 0) {
+        wait_for_stages<Weights::AHEAD - 1>();
+        weights.fetch();
+        const int at[2] = {ring_of_warp + weights.place(now, lane / 4),
+                           ring_of_warp + weights.place(now, 8 + lane / 4)};
         meet<TYPE, N8>(sums, shared, at, ring, now.block, now.left);
         if (now.ends_part()) {
             result.put(sums, now.tile, share);
             sums = mm::Sums<1, N8>();
         }
-        if (now.left ==
-            1) { // not behind the loop: the compiler would no longer see that a warp's threads leave it together
+        // Not behind the loop: the compiler would no longer see that a warp's threads leave it together.
+        if (now.left == 1) {
             result.finish(share);
         }
         now.advance();
-        stage = stage + 1 == R::WEIGHT_STAGES ? 0 : stage + 1;
+        weights.leave();
     }
 }
 

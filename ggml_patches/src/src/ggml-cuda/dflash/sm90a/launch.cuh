@@ -34,13 +34,24 @@ void prepare_as(ggml_backend_cuda_context & ctx, Product & product, const Source
                             Counters{product.arrived.get(), product.n_counters()});
 }
 
-template <ggml_type TYPE, int N8>
-void launch(ggml_backend_cuda_context & ctx, const mm::Node & node, const mm::Cut & cut, const Buffers & buffers) {
-    const auto kernel = multiply_rows<TYPE, N8>;
+template <ggml_type TYPE, int N8, typename Weights>
+void launch_with(ggml_backend_cuda_context & ctx, const mm::Node & node, const mm::Cut & cut, const Buffers & buffers) {
+    const auto kernel = multiply_rows<TYPE, N8, Weights>;
     CUDA_SET_SHARED_MEMORY_LIMIT(kernel, SHARED_LIMIT);
     const ggml_cuda_kernel_launch_params params(dim3(cut.n_shares), dim3(cut.height / mm::TILE * 32),
-                                                (size_t) Room<TYPE, N8>::bytes(cut.height), ctx.stream());
+                                                (size_t) Room<TYPE, N8>::template bytes<Weights>(cut.height),
+                                                ctx.stream());
     ggml_cuda_kernel_launch(kernel, params, node, cut, buffers);
+}
+
+template <ggml_type TYPE, int N8>
+void launch(ggml_backend_cuda_context & ctx, const mm::Node & node, const mm::Cut & cut, const Buffers & buffers) {
+    if constexpr (Room<TYPE, N8>::HAS_RINGS) {
+        if (RowRing::takes(node)) {
+            return launch_with<TYPE, N8, RowRing>(ctx, node, cut, buffers);
+        }
+    }
+    launch_with<TYPE, N8, Stages<TYPE, Room<TYPE, N8>::WEIGHT_STAGES>>(ctx, node, cut, buffers);
 }
 
 template <ggml_type TYPE> void multiply_as(ggml_backend_cuda_context & ctx, Product & product) {

@@ -58,5 +58,36 @@ static __global__ void __launch_bounds__(256) norm_heads(const HeadNorms node) {
                                                                              scale * x.z * w.z, scale * x.w * w.w};
 }
 
+// Rows of F32 into rows of Q8_0, each at its index. A warp per block of 32. Strides in bytes.
+struct StoredRows {
+    const char * x;
+    const int32_t * rows;
+    char * y;
+    int64_t x_row, y_row;
+    int n_blocks, n_rows; // of a row; of x
+};
+
+static __global__ void __launch_bounds__(256) store_rows(const StoredRows node) {
+    ggml_cuda_pdl_lc();
+    ggml_cuda_pdl_sync();
+    const int i = (int) (blockIdx.x * 8 + threadIdx.x / 32), lane = (int) threadIdx.x % 32;
+    const int row = i / node.n_blocks, block = i % node.n_blocks;
+    if (row >= node.n_rows) {
+        return;
+    }
+    const float x = ((const float *) (node.x + row * node.x_row))[block * QK8_0 + lane];
+    float largest = fabsf(x);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step, 32));
+    }
+    const float d = largest / 127.0f, inverse = d > 0.0f ? 1.0f / d : 0.0f;
+    block_q8_0 & to = ((block_q8_0 *) (node.y + node.rows[row] * node.y_row))[block];
+    to.qs[lane] = (int8_t) roundf(x * inverse);
+    if (lane == 0) {
+        to.d = __float2half_rn(d);
+    }
+}
+
 } // namespace wgmma
 } // namespace dflash

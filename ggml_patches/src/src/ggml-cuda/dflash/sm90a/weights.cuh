@@ -28,38 +28,71 @@ template <ggml_type TYPE> struct Pieces {
     static constexpr int STAGE_BYTES = COPIES * 32 * 16;
 };
 
-template <ggml_type TYPE> class Weights {
-    using P = Pieces<TYPE>;
+// The super-blocks of a warp's rows in the order of its share, and where the next one to fetch begins.
+class Walk {
+  protected:
     const mm::Node & node;
     const mm::Cut & cut;
     int warp;
-    char * ring; // of the warp
     mm::Batch<1> next;
     const char * rows = nullptr; // the warp's first row
-    uint32_t offsets[P::COPIES]; // of the pieces that this thread copies
+    int last = 0;                // its last row that exists, from the first one; rows behind it are fetched as that one
+
+    __device__ Walk(const mm::Node & of, const mm::Cut & cut_of, int warp_of, int share)
+        : node(of), cut(cut_of), warp(warp_of), next(cut_of, share) {
+        open_tile();
+    }
 
     __device__ void open_tile() {
-        const int last = node.n_rows - 1, first = min(next.tile * cut.height + warp * mm::TILE, last);
+        const int first = min(next.tile * cut.height + warp * mm::TILE, node.n_rows - 1);
         rows = node.w + first * node.w_row;
+        last = min(node.n_rows - 1 - first, mm::TILE - 1);
+    }
+
+    // To the next super-block; whether it is one of other rows.
+    __device__ bool advance() {
+        const int tile = next.tile;
+        next.advance();
+        const bool is_new = next.tile != tile && next.left > 0;
+        if (is_new) {
+            open_tile();
+        }
+        return is_new;
+    }
+};
+
+// STAGES places, of a super-block of each row.
+template <ggml_type TYPE, int STAGES> class Stages : Walk {
+    using P = Pieces<TYPE>;
+    char * ring; // of the warp
+    int written = 0, read = 0;
+    uint32_t offsets[P::COPIES]; // of the pieces that this thread copies
+
+    __device__ void open_rows() {
 #pragma unroll
         for (int i = 0; i < P::COPIES; i++) {
             const int place = (int) threadIdx.x % 32 + 32 * i;
-            const int row = min(min(place / P::OF_PITCH, mm::TILE - 1), last - first);
+            const int row = min(place / P::OF_PITCH, last);
             offsets[i] = (uint32_t) row * (uint32_t) node.w_row + min(place % P::OF_PITCH, P::MOST - 1) * 16;
         }
     }
 
+    static __device__ int behind(int stage) { return stage + 1 == STAGES ? 0 : stage + 1; }
+
   public:
-    __device__ Weights(const mm::Node & of, const mm::Cut & cut_of, int warp_of, char * ring_of, int share)
-        : node(of), cut(cut_of), warp(warp_of), ring(ring_of), next(cut_of, share) {
-        open_tile();
+    static constexpr int AHEAD = STAGES - 1; // super-blocks that are on their way while one is read
+    static constexpr int BYTES = STAGES * P::STAGE_BYTES;
+
+    __device__ Stages(const mm::Node & of, const mm::Cut & cut_of, int warp_of, char * ring_of, int share)
+        : Walk(of, cut_of, warp_of, share), ring(ring_of) {
+        open_rows();
     }
 
-    // Fetches the next super-block into a stage, if the share has one; a stage without copies counts.
-    __device__ void fetch(int stage) {
+    // Fetches the next super-block, if the share has one; nothing is a stage too.
+    __device__ void fetch() {
         if (next.left > 0) {
             const char * from = rows + next.block * mm::Format<TYPE>::BYTES;
-            char * to = ring + stage * P::STAGE_BYTES + threadIdx.x % 32 * 16;
+            char * to = ring + written * P::STAGE_BYTES + threadIdx.x % 32 * 16;
 #pragma unroll
             for (int i = 0; i < P::COPIES; i++) {
                 const char * at = from + offsets[i];
@@ -70,25 +103,79 @@ template <ggml_type TYPE> class Weights {
                 }
                 attn::copy_async<16>(to + i * 512, (const char *) piece, true);
             }
-            const int tile = next.tile;
-            next.advance();
-            if (next.tile != tile && next.left > 0) {
-                open_tile();
+            if (advance()) {
+                open_rows();
             }
+        }
+        written = behind(written);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+
+    // Where the super-block that is read begins in a row of the warp.
+    __device__ int place(const mm::Batch<1> & now, int row) const {
+        const uint32_t of_row = (uint32_t) (now.tile * cut.height + warp * mm::TILE + row) * (uint32_t) node.w_row;
+        const uint32_t low = (uint32_t) (uintptr_t) node.w + of_row + now.block * mm::Format<TYPE>::BYTES;
+        return read * P::STAGE_BYTES + row * PITCH<TYPE> + (int) (low & 15);
+    }
+
+    __device__ void leave() { read = behind(read); }
+};
+
+// Four super-blocks of IQ4_XS, as they lie in a row: 544 bytes, 17 sectors of memory, each of which is fetched once.
+// With super-blocks for themselves every fourth sector is fetched twice. For rows that are so many super-blocks,
+// aligned to 16.
+class RowRing : Walk {
+    static constexpr int SUPERS = 4, ROW_BYTES = SUPERS * mm::Format<GGML_TYPE_IQ4_XS>::BYTES;
+    char * ring; // of the warp
+    bool is_first = true;
+
+    // Copies `n` pieces of each row from piece `begin` on, by so many threads each.
+    template <int N> __device__ void pieces(const char * from, int begin) const {
+        const int lane = (int) threadIdx.x % 32, at = (begin + lane % N) * 16;
+#pragma unroll
+        for (int i = 0; i < mm::TILE; i += 32 / N) {
+            const int row = lane / N + i;
+            attn::copy_async<16>(ring + row * ROW_BYTES + at, from + min(row, last) * node.w_row + at, true);
+        }
+    }
+
+  public:
+    static constexpr int AHEAD = 2; // the one behind would touch what is read
+    static constexpr int BYTES = mm::TILE * ROW_BYTES;
+
+    static bool takes(const mm::Node & node) {
+        return node.n_blocks % SUPERS == 0 && (uintptr_t) node.w % 16 == 0 && node.w_row % 16 == 0;
+    }
+
+    __device__ RowRing(const mm::Node & of, const mm::Cut & cut_of, int warp_of, char * ring_of, int share)
+        : Walk(of, cut_of, warp_of, share), ring(ring_of) {}
+
+    // Pieces 2 + 8 slot .. 9 + 8 slot, and the two before them if nobody else has brought these.
+    __device__ void fetch() {
+        if (next.left > 0) {
+            const int slot = next.block % SUPERS, begin = 2 + 8 * slot;
+            const char * from = rows + (next.block - slot) * mm::Format<GGML_TYPE_IQ4_XS>::BYTES;
+            pieces<8>(from, begin);
+            if (slot == 0 || is_first) {
+                pieces<2>(from, begin - 2);
+            }
+            is_first = false;
+            advance();
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
+
+    __device__ int place(const mm::Batch<1> & now, int row) const {
+        return row * ROW_BYTES + now.block % SUPERS * mm::Format<GGML_TYPE_IQ4_XS>::BYTES;
+    }
+
+    __device__ void leave() const {}
 };
 
 // All stages but the last N have arrived, for the whole warp, which has left all that it read before.
 template <int N> __device__ __forceinline__ void wait_for_stages() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
     __syncwarp();
-}
-
-// Low bits of the address of a row, of which the place in shared memory of its super-blocks follows.
-template <ggml_type TYPE> __device__ __forceinline__ int place_in_stage(uint32_t row_low, int block, int row) {
-    return row * PITCH<TYPE> + (int) ((row_low + block * mm::Format<TYPE>::BYTES) & 15);
 }
 
 } // namespace wgmma
