@@ -59,7 +59,7 @@ def put(stream: TextIO, text: str) -> None:
     """Write `text` at once. Python's own text layer would drop the rest when an unbuffered stdout takes a part only.
     FileError when there is no room for it."""
     rest = memoryview(text.encode(stream.encoding, stream.errors or "strict"))
-    with _writing(stream.name):
+    with _writing(str(getattr(stream, "name", "<stdout>"))):  # a replaced stdout may have no name
         stream.flush()
         while rest:
             rest = rest[stream.buffer.write(rest) :]

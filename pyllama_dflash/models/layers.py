@@ -33,15 +33,18 @@ class Products:
 def products(
     g: Graph, w: Stack[Tensor], x: Tensor, linear: Callable[[Graph, Linear[Tensor], Tensor], Tensor]
 ) -> Products:
-    """W_i x for all parts of `w`, each by `linear` or all at once; x [k, n].
-
-    A product at once is scheduled here: products of the same x run one behind the other, so that a device can prepare x
-    for all of them together.
-    """
+    """W_i x for all parts of `w`, each by `linear` or all at once; x [k, n]."""
     if w.whole is None:
         return Products(tuple(linear(g, part, x) for part in w.parts), None)
-    whole = g.effect(linear(g, Linear(w.whole), x))
+    whole = linear(g, Linear(w.whole), x)
     return Products(windows(g, whole, [part.weight.shape[1] for part in w.parts]), whole)
+
+
+def side_by_side(g: Graph, *of_one_x: Products) -> None:
+    """Schedule products of the same x one behind the other, so that a device can prepare x for all of them together."""
+    for p in of_one_x:
+        if p.whole is not None:
+            g.effect(p.whole)
 
 
 def each(g: Graph, f: Callable[[Tensor], Tensor], p: Products) -> tuple[Tensor, ...]:

@@ -13,7 +13,7 @@ from ..batch import Batch
 from ..cache import PagedKV, RecurrentState
 from ..ggml import Graph, Tensor
 from ..ggml.composed.gdn import Rows
-from .layers import each, linear, linear_by_column, products
+from .layers import each, linear, linear_by_column, products, side_by_side
 from .qwen35 import Qwen35Params
 from .qwen35_weights import FullAttention, GatedDeltaNet, Qwen35Weights
 from .tensor_table import Linear
@@ -126,7 +126,9 @@ def _gated_delta_net(
     """
     s, hk, hv, c, t, lanes = p.state_size, p.n_k_heads, p.n_v_heads, p.conv_channels, batch.rows, batch.lanes
     numbers = products(g, w.alpha_beta, h, mixing.linear)
-    qkv, z = products(g, w.qkv_z, h, mixing.linear).parts
+    mixed = products(g, w.qkv_z, h, mixing.linear)
+    side_by_side(g, numbers, mixed)
+    qkv, z = mixed.parts
     decay = g.reshape(g.mul(g.softplus(g.add(numbers.parts[0], w.dt_bias)), w.a), hv, t, lanes)
     beta = _by_lane(g, each(g, g.sigmoid, numbers)[1], batch)
     u = mixing.conv(g, i, _by_lane(g, qkv, batch), w.conv)

@@ -76,10 +76,11 @@ bool as_columns(const ggml_tensor * t, int64_t width, int64_t n, Plain & to) {
     return is_f32(t) && t->ne[0] == width && t->ne[1] == n && t->ne[2] * t->ne[3] == 1 && t->nb[0] == sizeof(float);
 }
 
-// x * w: an RMS norm and its weight [width]
+// x * w: an RMS norm and its weight [width], which nothing computes: kernels read it before they wait for others
 bool is_weighted(const ggml_tensor * mul, const ggml_tensor * norm) {
-    return mul != nullptr && mul->src[0] == norm && is_f32(mul->src[1]) && ggml_is_contiguous(mul->src[1]) &&
-           ggml_nelements(mul->src[1]) == norm->ne[0] && mul->src[1]->ne[0] == norm->ne[0];
+    return mul != nullptr && mul->src[0] == norm && mul->src[1]->op == GGML_OP_NONE && is_f32(mul->src[1]) &&
+           ggml_is_contiguous(mul->src[1]) && ggml_nelements(mul->src[1]) == norm->ne[0] &&
+           mul->src[1]->ne[0] == norm->ne[0];
 }
 
 // [add,] RMS norm, weight, one or two products of nothing else

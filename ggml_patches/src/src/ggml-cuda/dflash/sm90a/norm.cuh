@@ -7,7 +7,7 @@
 namespace dflash {
 namespace wgmma {
 
-constexpr int MAX_PRODUCTS = 2, MAX_ROW = 12 * 1024; // of one row, its elements in shared memory
+constexpr int MAX_PRODUCTS = 2, MAX_ROW = 12 * 1024; // of one row; its elements, which go to shared memory
 
 struct Target {
     ggml_type type;
@@ -57,30 +57,43 @@ __device__ __forceinline__ void write_row(const float * row, const Place & place
     }
 }
 
-// A block per column, those of padding included.
+// A block per column, those of padding included; with node.n_blocks or 32 warps.
 static __global__ void __launch_bounds__(1024) norm_columns(const Normed node) {
     extern __shared__ float4 row[];
-    ggml_cuda_pdl_lc();
-    ggml_cuda_pdl_sync();
+    constexpr int MOST = MAX_ROW / 4 / 1024; // of four elements that a thread has
     const int column = (int) blockIdx.x, n = node.n_blocks * (mm::SUPER / 4);
+    float4 weights[MOST], x[MOST];
+    ggml_cuda_pdl_lc();
+#pragma unroll
+    for (int i = 0; i < MOST;
+         i++) { // constant, so there is no need to wait; from memory, since nobody read them lately
+        const int at = (int) (threadIdx.x + i * blockDim.x);
+        weights[i] = at < n ? ((const float4 *) node.weight)[at] : float4{};
+    }
+    ggml_cuda_pdl_sync();
     if (column < node.n_columns) {
         const int64_t begin = (int64_t) column * n;
         float squares = 0.0f;
-        for (int i = threadIdx.x; i < n; i += blockDim.x) {
-            float4 x = ((const float4 *) node.x)[begin + i];
-            if (node.y != nullptr) {
-                const float4 y = ((const float4 *) node.y)[begin + i];
-                x.x += y.x, x.y += y.y, x.z += y.z, x.w += y.w;
-                ((float4 *) node.sum)[begin + i] = x;
+#pragma unroll
+        for (int i = 0; i < MOST; i++) {
+            const int at = (int) (threadIdx.x + i * blockDim.x);
+            x[i] = at < n ? ((const float4 *) node.x)[begin + at] : float4{};
+            if (node.y != nullptr && at < n) {
+                const float4 y = ((const float4 *) node.y)[begin + at];
+                x[i].x += y.x, x[i].y += y.y, x[i].z += y.z, x[i].w += y.w;
+                ((float4 *) node.sum)[begin + at] = x[i];
             }
-            row[i] = x;
-            squares += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
+            squares += x[i].x * x[i].x + x[i].y * x[i].y + x[i].z * x[i].z + x[i].w * x[i].w;
         }
         const float scale = rsqrtf(sum_of_block(squares) / (float) (n * 4) + node.eps);
-        for (int i = threadIdx.x; i < n; i += blockDim.x) {
-            const float4 w = ((const float4 *) node.weight)[i];
-            float4 & x = row[i];
-            x.x *= scale * w.x, x.y *= scale * w.y, x.z *= scale * w.z, x.w *= scale * w.w;
+#pragma unroll
+        for (int i = 0; i < MOST; i++) {
+            const int at = (int) (threadIdx.x + i * blockDim.x);
+            const float4 w = weights[i];
+            if (at < n) {
+                row[at] = {x[i].x * (scale * w.x), x[i].y * (scale * w.y), x[i].z * (scale * w.z),
+                           x[i].w * (scale * w.w)};
+            }
         }
         __syncthreads();
     }
