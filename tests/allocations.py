@@ -3,6 +3,7 @@ call that gives it back."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 from collections import Counter
@@ -37,7 +38,7 @@ class Allocations:
         self.failed: str | None = None
         self.held: Counter[str] = Counter()
         self.passing = -1
-        self._patches: list[Any] = []
+        self._patches = contextlib.ExitStack()
 
     def fail(self, n: int) -> None:
         self.failed, self.passing = None, n
@@ -46,14 +47,11 @@ class Allocations:
         package = [module for name, module in sys.modules.items() if name.startswith("pyllama_dflash.")]
         for module, (name, real) in itertools.product(package, {"lib": lib, "ffi": ffi}.items()):
             if getattr(module, name, None) is real and not module.__name__.startswith("pyllama_dflash._native"):
-                patch = mock.patch.object(module, name, _Through(real, self))
-                patch.start()
-                self._patches.append(patch)
+                self._patches.enter_context(mock.patch.object(module, name, _Through(real, self)))
         return self
 
     def __exit__(self, *_: object) -> None:
-        while self._patches:
-            self._patches.pop().stop()
+        self._patches.close()
 
     def _due(self, name: str) -> bool:
         self.passing -= 1

@@ -6,6 +6,9 @@
 #include "norm.cuh"
 #include "small.cuh"
 
+#include <initializer_list>
+#include <utility>
+
 namespace dflash {
 namespace wgmma {
 
@@ -61,6 +64,11 @@ bool is_f32(const ggml_tensor * t) {
     return t->type == GGML_TYPE_F32;
 }
 
+// Packed whatever its size is. A view of one column would be packed, and of two not.
+bool is_packed(const ggml_tensor * t) {
+    return is_f32(t) && ggml_is_contiguous(t) && t->op != GGML_OP_VIEW;
+}
+
 bool is_product(const ggml_tensor * t) {
     return t != nullptr && t->op == GGML_OP_DFLASH && ggml_dflash_get_op(t) == GGML_DFLASH_OP_MUL_MAT &&
            Product::takes(t);
@@ -93,8 +101,8 @@ int try_norm(ggml_backend_cuda_context & ctx, Walk walk) {
         (add != nullptr && norm->src[0] != add)) {
         return NOTHING;
     }
-    if (add != nullptr && !(ggml_are_same_shape(add->src[0], add->src[1]) && ggml_is_contiguous(add->src[0]) &&
-                            ggml_is_contiguous(add->src[1]) && is_f32(add->src[0]) && is_f32(add->src[1]))) {
+    if (add != nullptr &&
+        !(ggml_are_same_shape(add->src[0], add->src[1]) && is_packed(add->src[0]) && is_packed(add->src[1]))) {
         return NOTHING;
     }
     ggml_tensor * products[MAX_PRODUCTS] = {};
@@ -128,7 +136,23 @@ int try_norm(ggml_backend_cuda_context & ctx, Walk walk) {
     return last - begin;
 }
 
-// silu(gate) up, and a product of nothing else
+// The product that a walk has come to, of columns that are computed from others, which are set here.
+template <typename Source>
+int multiply_columns(ggml_backend_cuda_context & ctx, const Walk & walk, int begin, Source source,
+                     std::initializer_list<std::pair<const ggml_tensor *, Plain Source::*>> from) {
+    Product product(ctx, walk.node());
+    const int64_t K = (int64_t) product.node.n_blocks * mm::SUPER;
+    for (const auto & [tensor, columns] : from) {
+        if (!as_columns(tensor, K, product.node.n_columns, source.*columns)) {
+            return NOTHING;
+        }
+    }
+    prepare(ctx, product, source);
+    multiply(ctx, product);
+    return walk.at - begin;
+}
+
+// silu(gate) x, and a product of nothing else
 int try_swiglu(ggml_backend_cuda_context & ctx, Walk walk) {
     const int begin = walk.at;
     const ggml_tensor * glu = walk.take(GGML_OP_GLU);
@@ -136,15 +160,7 @@ int try_swiglu(ggml_backend_cuda_context & ctx, Walk walk) {
         !is_product(walk.node()) || !walk.passes_to(glu, walk.node()->src[1])) {
         return NOTHING;
     }
-    Product product(ctx, walk.node());
-    const int64_t K = (int64_t) product.node.n_blocks * mm::SUPER, n = product.node.n_columns;
-    Swiglu source;
-    if (!as_columns(glu->src[0], K, n, source.gate) || !as_columns(glu->src[1], K, n, source.up)) {
-        return NOTHING;
-    }
-    prepare(ctx, product, source);
-    multiply(ctx, product);
-    return walk.at - begin;
+    return multiply_columns<Swiglu>(ctx, walk, begin, {}, {{glu->src[0], &Swiglu::gate}, {glu->src[1], &Swiglu::x}});
 }
 
 // sigmoid(gate) x, and a product of nothing else
@@ -157,15 +173,8 @@ int try_gated(ggml_backend_cuda_context & ctx, Walk walk) {
         !walk.passes_to(mul, walk.node()->src[1])) {
         return NOTHING;
     }
-    Product product(ctx, walk.node());
-    const int64_t K = (int64_t) product.node.n_blocks * mm::SUPER, n = product.node.n_columns;
-    Gated source;
-    if (!as_columns(mul->src[0], K, n, source.x) || !as_columns(gate->src[0], K, n, source.gate)) {
-        return NOTHING;
-    }
-    prepare(ctx, product, source);
-    multiply(ctx, product);
-    return walk.at - begin;
+    using Source = Gated<Sigmoid>;
+    return multiply_columns<Source>(ctx, walk, begin, {}, {{mul->src[0], &Source::x}, {gate->src[0], &Source::gate}});
 }
 
 // RMS norm of heads, weight, times silu(gate), and a product of nothing else
@@ -179,17 +188,11 @@ int try_normed_heads(ggml_backend_cuda_context & ctx, Walk walk) {
         !is_product(walk.node()) || !walk.passes_to(glu, walk.node()->src[1])) {
         return NOTHING;
     }
-    Product product(ctx, walk.node());
-    const int64_t K = (int64_t) product.node.n_blocks * mm::SUPER, n = product.node.n_columns;
-    NormedHeads source;
+    NormedHeads source = {};
     source.weight = (const float *) mul->src[1]->data;
     memcpy(&source.eps, norm->op_params, sizeof(float));
-    if (!as_columns(norm->src[0], K, n, source.x) || !as_columns(glu->src[0], K, n, source.gate)) {
-        return NOTHING;
-    }
-    prepare(ctx, product, source);
-    multiply(ctx, product);
-    return walk.at - begin;
+    return multiply_columns<NormedHeads>(ctx, walk, begin, source,
+                                         {{norm->src[0], &NormedHeads::x}, {glu->src[0], &NormedHeads::gate}});
 }
 
 // softplus(alpha + bias) a, and sigmoids of the product that alpha is the first rows of

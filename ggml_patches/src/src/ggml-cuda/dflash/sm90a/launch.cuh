@@ -79,7 +79,7 @@ template <ggml_type TYPE> void multiply_as(ggml_backend_cuda_context & ctx, Prod
     LINKAGE template void allocate_columns<TYPE>(Product &);                                                           \
     LINKAGE template void prepare_as<TYPE>(ggml_backend_cuda_context &, Product &, const Plain &);                     \
     LINKAGE template void prepare_as<TYPE>(ggml_backend_cuda_context &, Product &, const Swiglu &);                    \
-    LINKAGE template void prepare_as<TYPE>(ggml_backend_cuda_context &, Product &, const Gated &);                     \
+    LINKAGE template void prepare_as<TYPE>(ggml_backend_cuda_context &, Product &, const Gated<Sigmoid> &);            \
     LINKAGE template void prepare_as<TYPE>(ggml_backend_cuda_context &, Product &, const NormedHeads &);               \
     LINKAGE template void multiply_as<TYPE>(ggml_backend_cuda_context &, Product &);
 

@@ -41,7 +41,7 @@ int Product::n_counters() const {
     }
 DFLASH_PREPARE(Plain)
 DFLASH_PREPARE(Swiglu)
-DFLASH_PREPARE(Gated)
+DFLASH_PREPARE(Gated<Sigmoid>)
 DFLASH_PREPARE(NormedHeads)
 
 void multiply(ggml_backend_cuda_context & ctx, Product & product) {

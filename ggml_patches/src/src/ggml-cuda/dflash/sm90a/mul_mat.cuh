@@ -36,13 +36,15 @@ struct Product {
 };
 
 struct Plain;
-struct Swiglu;
-struct Gated;
+struct Silu;
+struct Sigmoid;
+template <typename Activation> struct Gated;
+using Swiglu = Gated<Silu>;
 struct NormedHeads;
 
 void prepare(ggml_backend_cuda_context & ctx, Product & product, const Plain & source);
 void prepare(ggml_backend_cuda_context & ctx, Product & product, const Swiglu & source);
-void prepare(ggml_backend_cuda_context & ctx, Product & product, const Gated & source);
+void prepare(ggml_backend_cuda_context & ctx, Product & product, const Gated<Sigmoid> & source);
 void prepare(ggml_backend_cuda_context & ctx, Product & product, const NormedHeads & source);
 
 // Of prepared columns.

@@ -30,23 +30,16 @@ struct Plain {
     }
 };
 
-// silu(gate) up
-struct Swiglu {
-    Plain gate, up;
-
-    template <ggml_type TYPE> __device__ void load(float (&to)[8], int column, int block) const {
-        float gates[8];
-        gate.load<TYPE>(gates, column, block);
-        up.load<TYPE>(to, column, block);
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            to[i] *= silu(gates[i]);
-        }
-    }
+struct Silu {
+    static __device__ float of(float x) { return silu(x); }
 };
 
-// x sigmoid(gate)
-struct Gated {
+struct Sigmoid {
+    static __device__ float of(float x) { return sigmoid(x); }
+};
+
+// x Activation(gate)
+template <typename Activation> struct Gated {
     Plain x, gate;
 
     template <ggml_type TYPE> __device__ void load(float (&to)[8], int column, int block) const {
@@ -55,7 +48,7 @@ struct Gated {
         x.load<TYPE>(to, column, block);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            to[i] *= sigmoid(gates[i]);
+            to[i] *= Activation::of(gates[i]);
         }
     }
 };
