@@ -28,7 +28,7 @@ struct Product {
 
     Product(ggml_backend_cuda_context & ctx, const ggml_tensor * dst);
 
-    // The kernels take weights at the addresses that a buffer gives them.
+    // Whether these kernels take it: rows of weights must be aligned as their blocks are, which they are in any buffer.
     static bool takes(const ggml_tensor * dst);
 
     int tiles() const; // of 8 columns, those of padding included

@@ -29,7 +29,7 @@ template <ggml_type TYPE> struct Pieces {
 };
 
 // The super-blocks of a warp's rows in the order of its share, and where the next one to fetch begins.
-class Walk {
+class ShareWalk {
   protected:
     const mm::Node & node;
     const mm::Cut & cut;
@@ -38,7 +38,7 @@ class Walk {
     const char * rows = nullptr; // the warp's first row
     int last = 0;                // its last row that exists, from the first one; rows behind it are fetched as that one
 
-    __device__ Walk(const mm::Node & of, const mm::Cut & cut_of, int warp_of, int share)
+    __device__ ShareWalk(const mm::Node & of, const mm::Cut & cut_of, int warp_of, int share)
         : node(of), cut(cut_of), warp(warp_of), next(cut_of, share) {
         open_tile();
     }
@@ -62,7 +62,7 @@ class Walk {
 };
 
 // STAGES places, of a super-block of each row.
-template <ggml_type TYPE, int STAGES> class Stages : Walk {
+template <ggml_type TYPE, int STAGES> class Stages : ShareWalk {
     using P = Pieces<TYPE>;
     char * ring; // of the warp
     int written = 0, read = 0;
@@ -84,7 +84,7 @@ template <ggml_type TYPE, int STAGES> class Stages : Walk {
     static constexpr int BYTES = STAGES * P::STAGE_BYTES;
 
     __device__ Stages(const mm::Node & of, const mm::Cut & cut_of, int warp_of, char * ring_of, int share)
-        : Walk(of, cut_of, warp_of, share), ring(ring_of) {
+        : ShareWalk(of, cut_of, warp_of, share), ring(ring_of) {
         open_rows();
     }
 
@@ -124,7 +124,7 @@ template <ggml_type TYPE, int STAGES> class Stages : Walk {
 // Four super-blocks of IQ4_XS, as they lie in a row: 544 bytes, 17 sectors of memory, each of which is fetched once.
 // With super-blocks for themselves every fourth sector is fetched twice. For rows that are so many super-blocks,
 // aligned to 16.
-class RowRing : Walk {
+class RowRing : ShareWalk {
     static constexpr int SUPERS = 4, ROW_BYTES = SUPERS * mm::Format<GGML_TYPE_IQ4_XS>::BYTES;
     char * ring; // of the warp
     bool is_first = true;
@@ -148,7 +148,7 @@ class RowRing : Walk {
     }
 
     __device__ RowRing(const mm::Node & of, const mm::Cut & cut_of, int warp_of, char * ring_of, int share)
-        : Walk(of, cut_of, warp_of, share), ring(ring_of) {}
+        : ShareWalk(of, cut_of, warp_of, share), ring(ring_of) {}
 
     // Pieces 2 + 8 slot .. 9 + 8 slot, and the two before them if nobody else has brought these.
     __device__ void fetch() {
