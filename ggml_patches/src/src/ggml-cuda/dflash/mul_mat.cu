@@ -14,13 +14,10 @@ void mul_mat(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
         return wgmma::mul_mat(ctx, dst);
     }
 #endif
-    const ggml_tensor *w = dst->src[0], *x = dst->src[1];
-    mm::Node node = {};
-    node.w = (const char *) w->data, node.w_row = (int64_t) w->nb[1];
-    node.x = (const float *) x->data, node.y = (float *) dst->data;
-    node.n_blocks = (int) (w->ne[0] / mm::SUPER), node.n_rows = (int) w->ne[1];
-    const int n_columns = (int) ggml_nrows(x);
-    switch (w->type) {
+    const mm::Node node = mm::node_of(dst);
+    const ggml_type type = dst->src[0]->type;
+    const int n_columns = node.n_columns;
+    switch (type) {
     case GGML_TYPE_IQ4_XS:
         return mm::run<GGML_TYPE_IQ4_XS>(ctx, node, n_columns);
     case GGML_TYPE_Q4_K:
@@ -32,7 +29,7 @@ void mul_mat(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     case GGML_TYPE_Q8_0:
         return mul_mat_q8_0(ctx, node, n_columns);
     default:
-        GGML_ABORT("weight type %s is refused by ggml_dflash_check", ggml_type_name(w->type));
+        GGML_ABORT("weight type %s is refused by ggml_dflash_check", ggml_type_name(type));
     }
 }
 

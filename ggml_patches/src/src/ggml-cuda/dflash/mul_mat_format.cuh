@@ -70,6 +70,17 @@ struct Node {
     bool is_aligned; // as Format says
 };
 
+// Of all columns of a mul_mat; whether rows are aligned the general kernel finds out.
+inline Node node_of(const ggml_tensor * dst) {
+    const ggml_tensor *w = dst->src[0], *x = dst->src[1];
+    Node node = {};
+    node.w = (const char *) w->data, node.w_row = (int64_t) w->nb[1];
+    node.x = (const float *) x->data, node.y = (float *) dst->data;
+    node.n_blocks = (int) (w->ne[0] / SUPER), node.n_rows = (int) w->ne[1];
+    node.n_columns = (int) ggml_nrows(x);
+    return node;
+}
+
 // What the kernels hand on. N8 tiles of 8 columns.
 struct Scratch {
     uint4 * columns; // [n_blocks][STEPS / 2][N8][32]: of two steps, the pairs of column lane / 4, q = lane % 4

@@ -77,9 +77,9 @@ bool is_product(const ggml_tensor * t) {
 // Rows of `width` elements, `stride` of them apart: a matrix, or the columns of one.
 bool as_columns(const ggml_tensor * t, int64_t width, int64_t n, Plain & to) {
     to = {(const float *) t->data, (int64_t) (t->nb[1] / sizeof(float))};
-    if (ggml_is_contiguous(t) && ggml_nelements(t) == width * n) {
+    if (is_packed(t) && ggml_nelements(t) == width * n) {
         to.stride = width;
-        return is_f32(t);
+        return true;
     }
     return is_f32(t) && t->ne[0] == width && t->ne[1] == n && t->ne[2] * t->ne[3] == 1 && t->nb[0] == sizeof(float);
 }
@@ -97,7 +97,7 @@ int try_norm(ggml_backend_cuda_context & ctx, Walk walk) {
     const ggml_tensor * add = walk.take(GGML_OP_ADD);
     const ggml_tensor * norm = walk.take(GGML_OP_RMS_NORM);
     const ggml_tensor * mul = norm ? walk.take(GGML_OP_MUL) : nullptr;
-    if (!is_weighted(mul, norm) || walk.uses(norm) != 1 || !ggml_is_contiguous(norm->src[0]) || !is_f32(norm->src[0]) ||
+    if (!is_weighted(mul, norm) || walk.uses(norm) != 1 || !is_packed(norm->src[0]) ||
         (add != nullptr && norm->src[0] != add)) {
         return NOTHING;
     }

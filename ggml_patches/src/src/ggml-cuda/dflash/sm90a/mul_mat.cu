@@ -6,15 +6,9 @@ namespace dflash {
 namespace wgmma {
 
 Product::Product(ggml_backend_cuda_context & ctx, const ggml_tensor * dst)
-    : type(dst->src[0]->type), columns(ctx.pool()), arrived(ctx.pool()) {
-    const ggml_tensor *w = dst->src[0], *x = dst->src[1];
-    node = {};
-    node.w = (const char *) w->data, node.w_row = (int64_t) w->nb[1];
-    node.x = (const float *) x->data, node.y = (float *) dst->data;
-    node.n_blocks = (int) (w->ne[0] / mm::SUPER), node.n_rows = (int) w->ne[1];
-    node.n_columns = (int) ggml_nrows(x);
-    cut = mm::make_cut(node, MAX_HEIGHT, GROUP_ROWS, UNIT_COST, ggml_cuda_info().devices[ctx.device].nsm);
-}
+    : type(dst->src[0]->type), node(mm::node_of(dst)),
+      cut(mm::make_cut(node, MAX_HEIGHT, GROUP_ROWS, UNIT_COST, ggml_cuda_info().devices[ctx.device].nsm)),
+      columns(ctx.pool()), arrived(ctx.pool()) {}
 
 bool Product::takes(const ggml_tensor * dst) {
     const ggml_tensor * w = dst->src[0];

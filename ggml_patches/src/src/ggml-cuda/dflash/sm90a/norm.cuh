@@ -64,9 +64,9 @@ static __global__ void __launch_bounds__(1024) norm_columns(const Normed node) {
     const int column = (int) blockIdx.x, n = node.n_blocks * (mm::SUPER / 4);
     float4 weights[MOST], x[MOST];
     ggml_cuda_pdl_lc();
+    // Constant, so there is no need to wait; from memory, since nobody read them lately.
 #pragma unroll
-    for (int i = 0; i < MOST;
-         i++) { // constant, so there is no need to wait; from memory, since nobody read them lately
+    for (int i = 0; i < MOST; i++) {
         const int at = (int) (threadIdx.x + i * blockDim.x);
         weights[i] = at < n ? ((const float4 *) node.weight)[at] : float4{};
     }
